@@ -1,8 +1,8 @@
-"""Chooses a learning rate from an exponential ramp, and short trials, on the real model and data.
+"""Chooses a learning rate by an exponential ramp and short trials on the real model and data.
 
-The ramp trains while the rate rises exponentially. The smoothed loss and accuracy over x = log10(rate) are
-fitted with a polynomial and a logarithm, which gives an interval, and the rate at which the loss diverges.
-Short trials at rates below that (`train.worker.lr_trials`) then show which rate is best.
+The ramp trains while the rate rises exponentially. A polynomial and a logarithm are fitted to the
+smoothed loss and accuracy over x = log10(rate). They give an interval, and the rate at which the
+loss diverges. Short trials at rates below that (`train.worker.lr_trials`) then find the best rate.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ STEPS = 90
 LADDERS = {"sgd": (1e-4, 10.0), "momentum": (1e-5, 3.0), "adam": (1e-5, 1.0), "adamw": (1e-5, 1.0)}
 _DEGREE = 5
 _LEARNS = 0.1
-"""Learning has begun when the loss has made this share of its whole fall."""
+"""Learning has begun once the loss has fallen by this share of its whole fall."""
 
 
 def ladder(low: float, high: float, steps: int) -> list[float]:
-    """Rates from low to high, each the same factor above the previous one."""
+    """Rates from low to high, rising by a constant factor."""
     return [low * (high / low) ** (number / (steps - 1)) for number in range(steps)]
 
 
 def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateSearch:
-    """The interval and the value from a ramp's (rate, loss, accuracy), with rising rates.
+    """Choose an interval and a rate from a ramp's (rate, loss, accuracy), with rising rates.
 
-    The ramp ends at the first loss that is not a number. The interval begins where the loss has made, for
-    good, a tenth of its whole fall, and ends where the fitted polynomial is lowest; the value is the middle
-    of the interval on the logarithmic scale. Raises TrainingFailed if no loss is a number.
+    The ramp ends at the first loss that is not finite. The interval begins at the rate from which
+    the loss stays below its start by a tenth of its whole fall, and ends at the minimum of the
+    fitted polynomial. The rate is the middle of the interval on the logarithmic scale. Raises
+    TrainingFailed if no loss is finite.
     """
     finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
     if not finite:
         raise TrainingFailed(
-            "search_lr: the loss was not a number from the first step on; "
+            "search_lr: the loss was not finite from the first step on; "
             "set train.learning_rate in the job"
         )
     rates = [rate for rate, _, _ in finite]
@@ -80,8 +81,8 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
     high = min(max(_fitted_minimum(polynomial, low, rates[end - 1]), low), rates[end - 1])
     value = math.sqrt(low * high)
     reason = (
-        f"the loss has begun to fall at {low:.2g} and its fitted polynomial is least at {high:.2g}; "
-        f"{value:.2g} is the middle between them"
+        f"the loss begins to fall at {low:.2g}, and its fitted polynomial has its minimum at "
+        f"{high:.2g}; {value:.2g} is the middle between them"
         + (f", well below {diverged_at:.2g}, where it diverged" if diverged_at is not None else "")
     )
     return LearningRateSearch(
@@ -99,7 +100,7 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
 def _fallback(
     shown: list[LearningRatePoint], rates: list[float], diverged_at: float | None
 ) -> LearningRateSearch:
-    """If the ramp taught nothing: the middle of the rates that did not diverge."""
+    """The middle of the rates that did not diverge, for a ramp whose loss did not fall."""
     low, high = rates[0], max(rates[0], (diverged_at or rates[-1]) / 10)
     value = math.sqrt(low * high)
     return LearningRateSearch(
@@ -108,7 +109,10 @@ def _fallback(
         source="searched",
         points=shown,
         diverged_at=diverged_at,
-        reason=f"the loss did not fall beyond its noise; {value:.2g} is the middle of the rates that did not diverge",
+        reason=(
+            f"the loss did not fall by more than its noise; {value:.2g} is the middle of the rates "
+            "that did not diverge"
+        ),
         plot="lr_search.html",
     )
 
@@ -121,7 +125,7 @@ def _fits(
     started: int,
     least: int,
 ) -> list[CurveFit]:
-    """Polynomials up to divergence; logarithms (lines in x) over the fall of the loss."""
+    """Fit polynomials up to the divergence, and logarithms (lines in x) over the loss's fall."""
     import numpy as np
 
     fits = []
@@ -165,7 +169,7 @@ def _fitted_minimum(fit: CurveFit, low: float, high: float) -> float:
 def search_learning_rate(
     request: TrainRequest, *, stop: threading.Event | None = None
 ) -> LearningRateSearch:
-    """Ramp and trials on the job's own model, data and split; the chosen rate."""
+    """Run ramp and trials on the job's own model, data and split, and choose a rate."""
     from trainwright.tasks.train import search
 
     job, rows = request.job.train, request.schema_.train_rows
@@ -179,23 +183,25 @@ def search_learning_rate(
 def with_trials(
     ramp: LearningRateSearch, trials: Sequence[LearningRateTrial]
 ) -> LearningRateSearch:
-    """The search after its trials: their value, or the ramp's if every trial diverged or none was run."""
+    """Complete a search by its trials; the ramp's rate stays if none was run or all diverged."""
     settled = lr_trials.settle({one.learning_rate: one.loss for one in trials})
     if settled is None:
         return ramp.model_copy(update={"trials": list(trials)})
     value, (low, high) = settled
     best = min(trials, key=lambda one: one.loss)
     rates = sorted(one.learning_rate for one in trials)
-    ran_away = (
-        f" (the ramp's loss ran away at {ramp.diverged_at:.2g})"
+    diverged = (
+        f" (the ramp's loss diverged at {ramp.diverged_at:.2g})"
         if ramp.diverged_at is not None
         else ""
     )
-    between = f"; the parabola through it and its neighbours is least at {value:.2g}"
     reason = (
-        f"of {len(trials)} trainings of {best.steps} steps at rates from {rates[0]:.2g} to {rates[-1]:.2g}{ran_away}, "
-        f"{best.learning_rate:.2g} reached the least loss ({best.loss:.3g}){between if value != best.learning_rate else ''}"
+        f"of {len(trials)} trainings of {best.steps} steps at rates from {rates[0]:.2g} to "
+        f"{rates[-1]:.2g}{diverged}, {best.learning_rate:.2g} reached the lowest loss "
+        f"({best.loss:.3g})"
     )
+    if value != best.learning_rate:
+        reason += f"; a parabola through it and its neighbours has its minimum at {value:.2g}"
     return ramp.model_copy(
         update={
             "learning_rate": value,

@@ -1,4 +1,4 @@
-"""The search for a learning rate, as a page and as charts of a report (bokeh)."""
+"""Plots the learning-rate search, as a page of its own and as charts for the report (bokeh)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainwright.tasks.runs.artefacts import LearningRateSearch
 
 
 def plot(search: LearningRateSearch) -> str:
-    """The ramp as a page that opens by itself, offline: raw and smoothed curves, fits, interval, choice."""
+    """The search as a self-contained HTML page: raw and smoothed curves, fits, interval, choice."""
     from bokeh.embed import file_html
     from bokeh.layouts import column
     from bokeh.resources import INLINE
@@ -25,7 +25,7 @@ def plot(search: LearningRateSearch) -> str:
 
 
 def chart(search: LearningRateSearch, curve: str) -> Any:
-    """One curve of the ramp as a bokeh figure."""
+    """One curve of the ramp (`loss` or `accuracy`) as a bokeh figure."""
     import numpy as np
     from bokeh.models import BoxAnnotation, Span
     from bokeh.plotting import figure

@@ -1,4 +1,4 @@
-"""Step `search_lr`: finds the learning rate on the real model and data, on the leased devices."""
+"""Step `search_lr`: finds the learning rate with the real model and data on leased devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainwright.tasks.runs.artefacts import LearningRateSearch
 
 
 def work(context: RunContext) -> Reference:
-    """Search; or take the rate that the job names, or that of the run that is replayed."""
+    """Search for the rate, or take it from the job or from the replayed run."""
     from trainwright.tasks.search_lr.learning_rate import search_learning_rate
     from trainwright.tasks.search_lr.plot import plot
     from trainwright.tasks.train.step import request_of
@@ -26,7 +26,7 @@ def work(context: RunContext) -> Reference:
                 learning_rate=given,
                 interval=(given, given),
                 source="given",
-                reason="the job names it",
+                reason="set in the job",
             )
         else:
             search = on_devices(
@@ -46,7 +46,7 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: learning rate 0.0123 (0.0041 to 0.037, searched)."""
+    """One line, for example: learning rate 0.0123 (0.0041 to 0.037, searched)."""
     low, high = reference["interval"]
     between = f"{low:.2g} to {high:.2g}, " if low < high else ""
     return f"learning rate {reference['learning_rate']:.3g} ({between}{reference['source']})"

@@ -1,7 +1,7 @@
-"""Sums over all ranks, by Horovod or by torch.distributed, behind one interface. Everything else is made of sums.
+"""Sums over all ranks, by Horovod or torch.distributed, behind one interface.
 
-Tensors that are summed lie in the host's memory, whatever device a rank computes on: so CPUs and GPUs can train together.
-A rank's place among the others while they change is `peers`.
+Broadcasts are built from sums too. All summed tensors are in host memory, whatever device a rank
+computes on, so CPUs and GPUs can train together. `peers` follows the changes of the members.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from trainwright.tasks.train.exchange.host_name import own_address, stand_for_ad
 from trainwright.tasks.train.exchange.mesh import Mesh
 
 TORCHRUN = "env://"
-"""where the ranks meet that torchrun has started"""
+"""The rendezvous of ranks that torchrun started."""
 MEET_S, SUM_S = 10.0, 1800.0
-"""torch's time-outs, where a launcher notices sooner who dies or hangs."""
+"""torch's timeouts. The launcher usually notices a dead or hanging rank sooner."""
 LATE, LEAST_PAUSE_S, MOST_PAUSE_S = 0.05, 50e-6, 1e-3
-"""How late the end of a Horovod sum may be noticed, as a part of what it took, and within which bounds."""
+"""The polling interval of a Horovod sum: a share of the time waited so far, within bounds."""
 
 
 class PeersLost(TrainingFailed):
-    """A sum failed because another rank is gone: the cause is there, not here."""
+    """A sum failed because another rank is gone: the cause is there, not in this rank."""
 
     kind = "peers_lost"
 
 
 class Collective(Protocol):
-    """The ranks of one training. `wait_s` adds up the time spent waiting for the others."""
+    """The ranks of one training. `wait_s` is the total time spent waiting in sums."""
 
     rank: int
     size: int
@@ -47,20 +47,23 @@ class Collective(Protocol):
         ...
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        """Begin such a sum. All ranks start theirs in the same order (calls of `sum_` may lie anywhere in between)."""
+        """Begin a sum without waiting. All ranks must start these in the same order.
+
+        Calls of `sum_` may come anywhere in between.
+        """
         ...
 
     def finish(self, handle: Any) -> None:
-        """Wait until a sum that was begun is there. Raises PeersLost."""
+        """Wait until a sum from `start_sum` is complete. Raises PeersLost."""
         ...
 
     def shutdown(self) -> None:
-        """Leave the others; nothing can be summed after it."""
+        """Disconnect from the others; no sums are possible afterwards."""
         ...
 
 
 class HorovodCollective:
-    """Horovod with Gloo. Its place among the ranks comes from the environment."""
+    """Horovod with Gloo. Reads its rank from the environment (see `horovod_environment`)."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -68,8 +71,8 @@ class HorovodCollective:
         stand_for_address()
         try:
             hvd.init()
-        except (ValueError, RuntimeError) as error:  # a rank that is to come is killed meanwhile
-            hvd.shutdown()  # else its thread is left, and the process dies of the next `init`
+        except (ValueError, RuntimeError) as error:  # another rank was killed meanwhile
+            hvd.shutdown()  # otherwise its thread stays and the next `init` crashes the process
             raise PeersLost(f"Horovod: {error}") from error
         self._hvd = hvd
         self.rank: int = hvd.rank()
@@ -83,13 +86,13 @@ class HorovodCollective:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         try:
             return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
-        except (ValueError, RuntimeError) as error:  # Horovod has shut down, or is about to
+        except (ValueError, RuntimeError) as error:  # Horovod has shut down or is doing so
             raise PeersLost(f"Horovod: {error}") from error
 
     def finish(self, handle: Any) -> None:
         started = time.perf_counter()
         try:
-            # `synchronize` spins until it is done: on a share of a core, in the time that Horovod's own threads need.
+            # `synchronize` alone would busy-wait and take CPU time from Horovod's own threads.
             while not self._hvd.poll(handle):
                 waited_s = time.perf_counter() - started
                 time.sleep(min(max(waited_s * LATE, LEAST_PAUSE_S), MOST_PAUSE_S))
@@ -103,15 +106,17 @@ class HorovodCollective:
 
 
 class TorchCollective:
-    """torch.distributed with Gloo. The ranks meet through a file, a store at `tcp://address:port/prefix`, or
-    torchrun's.
+    """torch.distributed with Gloo.
 
-    Sums are matched by their order, not by name. Those begun early have connections of their own, so that a rank may begin
-    them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
-    the process, and the processes of one worker group may have lived through other numbers of groups.
+    The ranks meet through a file, a store at `tcp://address:port/prefix`, or torchrun's store.
 
-    A large tensor goes round the ring of ranks, in 2(n - 1) messages that wait for each other; a small one, to all at once.
-    A sum may take `sum_s`.
+    Sums are matched across ranks by order, not by name. Sums from `start_sum` use separate
+    connections, so ranks may start them at different points between blocking sums. The process
+    groups are created directly: `init_process_group` names groups by a counter in the process,
+    and the members of one worker group may have been in different numbers of groups before.
+
+    A large tensor takes Gloo's ring all-reduce: 2(n - 1) messages, one after another. A small one
+    is sent directly to all others (`mesh`). `sum_s` is the timeout of a sum.
     """
 
     def __init__(self, rank: int, size: int, meeting: str, sum_s: float = SUM_S) -> None:
@@ -132,7 +137,7 @@ class TorchCollective:
         except (RuntimeError, OSError) as error:
             self.shutdown()
             raise PeersLost(f"torch.distributed: {error}") from error
-        self._options = dist.AllreduceOptions()  # whose default is to sum
+        self._options = dist.AllreduceOptions()  # sums by default
         self._options.timeout = timedelta(seconds=sum_s)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
@@ -162,7 +167,7 @@ class TorchCollective:
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
-        self._groups.clear()  # waits until nothing is summed any more
+        self._groups.clear()  # blocks until pending sums have ended
         for mesh in self._meshes.values():
             mesh.close()
 
@@ -170,23 +175,26 @@ class TorchCollective:
 def _store_at(meeting: str, size: int) -> Any:
     from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
-    patience = timedelta(seconds=MEET_S)
+    timeout = timedelta(seconds=MEET_S)
     if meeting == TORCHRUN:
         return torchrun_store("sums")
     if not meeting.startswith("tcp://"):
         store = FileStore(meeting, size)
-        store.set_timeout(patience)
+        store.set_timeout(timeout)
         return store
     place, _, prefix = meeting.removeprefix("tcp://").partition("/")
     address, _, port = place.rpartition(":")
     return PrefixStore(
         prefix,
-        TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=patience),
+        TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=timeout),
     )
 
 
 def torchrun_store(use: str) -> Any:
-    """What the ranks that torchrun has started share, of a use of its own. torchrun keeps it when it starts them again."""
+    """torchrun's store, with a key prefix for one use and one attempt.
+
+    The attempt is part of the prefix because torchrun keeps the store when it restarts the ranks.
+    """
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -195,16 +203,17 @@ def torchrun_store(use: str) -> Any:
 
 
 PIECE_BYTES = 1 << 26
-"""of a state, in one sum: who waits for longer than the job's stall timeout counts as hung"""
+"""Sum a state in pieces of this size: a longer sum could exceed the job's stall timeout."""
 
 
 def take_from_first(
     collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0
 ) -> None:
-    """Give every rank the tensors of the first (or of `source`), in place and to the last bit.
+    """Copy the tensors of rank `source` to every rank, in place and bit by bit.
 
-    Sums of integers in which the others add zero, so much at a time that none takes long; nothing is changed before the last.
-    Ranks on like devices have the same already; a checksum of each rank's shows that, and costs less than the sums.
+    The bytes are summed as integers, with zeros from all other ranks. No tensor changes before the
+    last sum is complete. Ranks on the same device type usually agree already: a checksum shows
+    that and costs less than the sums.
     """
     if collective.size == 1 or not tensors:
         return
@@ -223,7 +232,7 @@ def take_from_first(
 
 
 def _same_everywhere(collective: Collective, parts: list[torch.Tensor], name: str) -> bool:
-    """Whether all ranks hold the same bytes, by CRC-32: each puts its own into its place of a sum."""
+    """Whether all ranks hold the same bytes: each adds its CRC-32 at its own index of a sum."""
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part.numpy().data, checksum) if part.numel() else checksum
@@ -233,7 +242,7 @@ def _same_everywhere(collective: Collective, parts: list[torch.Tensor], name: st
 
 
 def take_document(collective: Collective, document: Any, name: str, source: int) -> Any:
-    """The JSON value that `source` holds, on every rank; what the others pass does not matter."""
+    """Return rank `source`'s JSON value on every rank; the others' `document` is ignored."""
     mine = json.dumps(document).encode() if collective.rank == source else b""
     length = collective.sum_(torch.tensor([len(mine)], dtype=torch.int64), f"{name}.length")
     text = torch.zeros(int(length), dtype=torch.uint8)

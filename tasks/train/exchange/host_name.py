@@ -1,7 +1,8 @@
-"""Where a rank is reached; and sees to it that its host name stands for the address that the other hosts reach.
+"""Finds a rank's own address, and makes its host name resolve to that address for Horovod.
 
-Horovod 0.28.1 takes the interface that it is told for its first connections only; for the others (`InitializeForProcessSet` in
-its gloo_context.cc) it looks up the name of the host, which on many machines stands for a loopback address.
+Horovod 0.28.1 uses the configured network interface for its first connections only. For the others
+(`InitializeForProcessSet` in its gloo_context.cc), it looks up the host name, which on many
+machines resolves to a loopback address.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 
 ADDRESS = "TRAINWRIGHT_ADDRESS"
-"""The variable that holds the rank's address, where there are several hosts."""
+"""The environment variable with the rank's address, set if there are several hosts."""
 _CLONE_NEWUTS = 0x04000000
 
 
 def own_address() -> str:
-    """Where the other ranks reach this one: as it was told; under torchrun, by the interface that is named or its own name."""
+    """The address at which other ranks reach this one.
+
+    From TRAINWRIGHT_ADDRESS, else from the interface named in GLOO_SOCKET_IFNAME, else from the
+    host name.
+    """
     if ADDRESS in os.environ:
         return os.environ[ADDRESS]
     if interface := os.environ.get(INTERFACE, "").partition(",")[0]:
@@ -29,17 +34,17 @@ def own_address() -> str:
         for family in (socket.AF_INET, socket.AF_INET6):
             if family in found:
                 return found[family]
-        raise OSError(f"{INTERFACE}: no interface {interface!r} with an address here")
-    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get(
-        "WORLD_SIZE"
-    )  # both are torchrun's
-    return "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
+        raise OSError(f"{INTERFACE}: this host has no interface {interface!r} with an address")
+    # torchrun sets both.
+    single_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return "127.0.0.1" if single_host else socket.gethostbyname(socket.gethostname())
 
 
 def stand_for_address() -> None:
-    """Where the name stands for another address, call this thread's machine by its address; only root may.
+    """If the host name resolves to another address, rename the host to its address; needs root.
 
-    Only this thread, and those it starts from now on, see that name. Raises BadInput where it is not allowed.
+    Only this thread, and threads that it starts from now on, see the change (a new UTS namespace).
+    Raises BadInput without the permission.
     """
     address = os.environ.get(ADDRESS)
     if address is None or _addresses(socket.gethostname()) == {address}:
@@ -51,8 +56,8 @@ def stand_for_address() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWUTS) != 0 or libc.sethostname(address.encode(), len(address)) != 0:
         raise BadInput(
-            f"train.backend: Horovod looks up the name of host {name}, which stands there for {found}; allowed: {address} (in "
-            "its /etc/hosts), or train.backend: torch"
+            f"train.backend: Horovod looks up the host name {name}, which resolves to {found} "
+            f"there; allowed: {address} (set it in that host's /etc/hosts), or train.backend: torch"
         )
 
 

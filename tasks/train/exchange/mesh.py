@@ -1,8 +1,9 @@
-"""Small sums over all ranks without a library: a connection between every two of them, and no thread but the caller's.
+"""Small sums over all ranks without a library: one connection per pair of ranks, no extra threads.
 
-Each rank sends what it has to all others at once, and adds up what it gets in the order of ranks, so that all find the same last
-digit. Until the others ask for it, it lies in the kernel's buffers. So a sum may be begun early, and to end it costs one
-wake-up; a library that hands messages from thread to thread takes several, of every rank, and on shared cores they queue.
+Each rank sends its tensor to all others at once, and adds up the received ones in the order of
+ranks, so that all get the same last digit. The data waits in the kernel's socket buffers until the
+receiver reads it. So a sum can start early, and finishing it wakes a rank once. A library that
+passes messages between threads wakes several threads per rank, which queue on shared cores.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 SMALL_BYTES = 1 << 18
-"""So much all ranks together may have sent to each of them that it has not taken; the kernel has room for it.
+"""The most unread bytes in flight to one rank, from all ranks together; fits the socket buffers.
 
-At 1 Gbit/s and 50 us a message, four ranks that each send to all take 1.6 ms for that, a ring 1.1 ms; on one machine, where it
-matters, steps of four ranks were shorter with it than with a quarter of it.
+Sums above it go through the library. At 1 Gbit/s and 50 us a message, four ranks need 1.6 ms for
+sums of this size, a ring 1.1 ms. On a single machine, where the latency matters, steps of four
+ranks were faster with this limit than with a quarter of it.
 """
 _SECRET_BYTES = 16
 
 
 @dataclass(eq=False)
 class Sent:
-    """A sum that was begun; `own` is this rank's part of it, until it is finished."""
+    """A started sum; `own` is this rank's part, None once the sum is finished."""
 
     tensor: torch.Tensor
     own: torch.Tensor | None
@@ -42,9 +44,10 @@ class Mesh:
     def __init__(
         self, rank: int, size: int, store: Any, address: str, meet_s: float, sum_s: float
     ) -> None:
-        """Meet the others, who reach this rank at its `address`; where exactly, the store (torch's) tells them.
+        """Connect to all other ranks; they reach this one at `address`.
 
-        Raises OSError where one does not come within `meet_s`. A sum may take `sum_s`.
+        The ranks exchange their ports through `store` (a torch store). Raises OSError if a rank
+        does not connect within `meet_s`. `sum_s` is the timeout of a sum.
         """
         self._rank, self._size = rank, size
         self._begun: deque[Sent] = deque()
@@ -54,16 +57,16 @@ class Mesh:
         except BaseException:
             self.close()
             raise
-        patience = struct.pack("ll", int(sum_s), 0)
+        timeout = struct.pack("ll", int(sum_s), 0)
         for other in self._others.values():
             other.settimeout(None)
             other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BYTES)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                other.setsockopt(socket.SOL_SOCKET, option, patience)
+                other.setsockopt(socket.SOL_SOCKET, option, timeout)
 
     def _meet(self, store: Any, address: str, meet_s: float) -> None:
-        """Call those before this rank, and be called by those after it. Who does not know the secret is none of them."""
+        """Connect to all lower ranks; accept all higher ones, which must know the secret."""
         secret, until = secrets.token_bytes(_SECRET_BYTES), time.monotonic() + meet_s
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=self._size) as listening:
@@ -75,22 +78,25 @@ class Mesh:
             while len(self._others) < self._size - 1:
                 listening.settimeout(max(1e-3, until - time.monotonic()))
                 caller, _ = listening.accept()
-                caller.settimeout(meet_s / 4)  # a stranger may say nothing
-                said = bytearray(_SECRET_BYTES + 4)
+                caller.settimeout(meet_s / 4)  # an unrelated client may send nothing
+                greeting = bytearray(_SECRET_BYTES + 4)
                 with contextlib.suppress(OSError):
-                    _receive(caller, memoryview(said))
-                if hmac.compare_digest(said[:_SECRET_BYTES], secret):
-                    self._others[struct.unpack("!I", said[_SECRET_BYTES:])[0]] = caller
+                    _receive(caller, memoryview(greeting))
+                if hmac.compare_digest(greeting[:_SECRET_BYTES], secret):
+                    self._others[struct.unpack("!I", greeting[_SECRET_BYTES:])[0]] = caller
                 else:
                     caller.close()
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether a sum is small enough to be begun now; the same on every rank, for all begin the same in the same order."""
+        """Whether a sum is small enough to start now.
+
+        All ranks start the same sums in the same order, so all get the same answer.
+        """
         waiting = sum(sent.tensor.nbytes for sent in self._begun)
         return self._size * (waiting + tensor.nbytes) <= SMALL_BYTES
 
     def begin(self, tensor: torch.Tensor) -> Sent:
-        """Send a contiguous tensor, which `finish` makes the sum."""
+        """Send a contiguous tensor to all; `finish` replaces it by the sum."""
         own = tensor.reshape(-1).clone()
         content = own.view(torch.uint8).numpy().data
         for other in self._others.values():
@@ -99,8 +105,8 @@ class Mesh:
         return sent
 
     def finish(self, sent: Sent) -> None:
-        """Wait for what the others have sent. Raises OSError where one has gone."""
-        while sent.own is not None:  # those that were begun before it come before it
+        """Wait for the others' parts of a sum. Raises OSError if a rank is gone."""
+        while sent.own is not None:  # earlier sums arrive first on each connection
             first = self._begun.popleft()
             self._add_up(first)
             first.own = None
@@ -119,7 +125,7 @@ class Mesh:
                 total += part
 
     def close(self) -> None:
-        """Leave the others."""
+        """Close all connections."""
         for other in self._others.values():
             other.close()
 
@@ -129,5 +135,5 @@ def _receive(connection: socket.socket, into: memoryview) -> None:
     while at < len(into):
         count = connection.recv_into(into[at:])
         if count == 0:
-            raise ConnectionResetError("another rank has gone")
+            raise ConnectionResetError("another rank closed its connection")
         at += count

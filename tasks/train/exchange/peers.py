@@ -1,4 +1,4 @@
-"""A rank's place in its worker group: one `Collective` that stays while the groups behind it change."""
+"""A rank's connection to its worker group: one `Collective` that persists while groups change."""
 
 from __future__ import annotations
 
@@ -23,32 +23,36 @@ from trainwright.tasks.train.exchange.rendezvous import horovod_environment
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
-"""What both back ends sum. Where one refuses a type, it says so as it says that another rank is gone."""
+"""The types that both back ends can sum.
+
+Checked before a sum: a back end would report another type by the same error as a lost rank.
+"""
 
 
 class Peers:
-    """The members of the current worker group; without other members nothing waits."""
+    """The members of the current worker group. In a group of one, sums return at once."""
 
     def __init__(self, backend: Literal["horovod", "torch"], sum_s: float = SUM_S) -> None:
-        """A sum by torch.distributed may take `sum_s`; Horovod's has a timeout of its own (`rendezvous`)."""
+        """`sum_s`: timeout of sums by torch.distributed; Horovod's is set in `rendezvous`."""
         if backend == "horovod":
-            import horovod.torch  # noqa: F401 - before it is needed: that takes a while
+            import horovod.torch  # noqa: F401 - early, because the import is slow
         self._backend, self._sum_s = backend, sum_s
         self._group: Collective | None = None
         self._lock = threading.Lock()
         self._before: set[int] | None = None
         self._opened: set[int] | None = None
-        # The libraries' threads are started from this one, which stays outside of the rank's share of the CPU.
+        # The libraries start their threads from this thread, so these inherit its CPU limits: it
+        # is outside the rank's CPU share.
         self._starter = ThreadPoolExecutor(1)
         self._starter.submit(int).result()
         self.rank, self.size, self.wait_s = 0, 1, 0.0
         self.waiting_since: float | None = None
-        """since when this rank waits for others (time.monotonic)"""
+        """when the current wait for other ranks began (time.monotonic), or None"""
         self.waited_until = 0.0
-        """when it did last"""
+        """when the last wait ended (time.monotonic)"""
 
     def join(self, workers: WorkerGroup, number: int) -> None:
-        """Meet the other members. Raises PeersLost where one of them does not come."""
+        """Connect to the other members. Raises PeersLost if one of them does not connect."""
         place, count = workers.members.index(number), len(workers.members)
         if count > 1:
             with self._lock:
@@ -69,7 +73,7 @@ class Peers:
         )
 
     def leave(self) -> None:
-        """Leave the worker group: when it returns, none of its sums touches a tensor."""
+        """Leave the worker group. Afterwards, none of its sums writes to a tensor."""
         group, self._group = self._group, None
         self.rank, self.size = 0, 1
         if group is not None:
@@ -78,40 +82,44 @@ class Peers:
             self._before = self._opened = None
 
     def break_off(self) -> None:
-        """From another thread: close the connections to the others, so that whatever waits for them fails now.
+        """From another thread: shut down the group's connections, so pending sums fail at once.
 
-        Gloo tells only those that wait for a lost rank itself. Who waits for one that has left because of it would wait
-        until the time-out (Horovod's coordinator does).
+        With Gloo, a lost rank fails only the sums that wait for that rank itself. A rank that
+        waits for another one, which has already left the group, would wait until the timeout
+        (Horovod's coordinator does).
         """
         with self._lock:
             if self._before is None:
                 return
-            for (
-                descriptor,
-                inode,
-            ) in _connections():  # only the group's own: a store has connections too
+            # Only the group's own connections: the process has others.
+            for descriptor, inode in _connections():
                 if inode in self._opened if self._opened is not None else inode not in self._before:
                     try:
                         with socket.socket(fileno=os.dup(descriptor)) as one:
                             if one.family in (socket.AF_INET, socket.AF_INET6):
-                                one.getpeername()  # not of those that listen: Gloo would end the process
+                                # Fails for a listening socket, which must stay open: without it,
+                                # Gloo ends the process.
+                                one.getpeername()
                                 one.shutdown(socket.SHUT_RDWR)
                     except OSError:
                         continue
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum a contiguous tensor over all members, in place. Raises PeersLost; TrainingFailed for a type that none can sum."""
+        """Sum a contiguous tensor over all members, in place.
+
+        Raises PeersLost, and TrainingFailed for a type that the back ends can't sum.
+        """
         _require_summed(tensor, name)
         group = self._group
         return tensor if group is None else self._wait(lambda: group.sum_(tensor, name))
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        """Begin such a sum."""
+        """Begin a sum without waiting."""
         _require_summed(tensor, name)
         return None if self._group is None else self._group.start_sum(tensor, name)
 
     def finish(self, handle: Any) -> None:
-        """Wait until a sum that was begun is there. Raises PeersLost."""
+        """Wait until a sum from `start_sum` is complete. Raises PeersLost."""
         group = self._group
         if group is not None:
             self._wait(lambda: group.finish(handle))
@@ -126,7 +134,7 @@ class Peers:
             self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
-        """Leave for good."""
+        """Leave the worker group."""
         self.leave()
 
 

@@ -1,8 +1,8 @@
-"""Where the members of a worker group find each other. Loads no torch.
+"""The rendezvous of a worker group's members. Loads no torch.
 
-torch's ranks meet through a file if all are on this machine, else through torch's store, which a
-process of its own serves. Horovod's meet through its HTTP server, here on one address only: the
-server knows no secret, and the one that horovodrun starts listens on every address.
+With torch, ranks meet through a file if all are on this machine, else through a torch store in a
+separate process. With Horovod, they meet through its HTTP server. That server has no
+authentication, so unlike horovodrun's it listens on one address only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trainwright.tasks.train.worker_group import WorkerGroup
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""The variable that names the network interface by which a rank reaches the others."""
+"""The environment variable with the network interface by which a rank reaches the others."""
 
 
 class Rendezvous:
-    """The meeting point of one worker group after another, on this machine or at its address."""
+    """Opens a rendezvous for each worker group, on the loopback or at this machine's address."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Rendezvous:
         self._store_port, self._secret = 0, secrets.token_hex(16)
 
     def open(self, generation: int, machines: list[str]) -> str:
-        """Close the last meeting point; open one that no earlier group has used, and return it."""
+        """Close the last rendezvous and return one that no earlier group has used."""
         self._close_last()
         if self._backend == "horovod":
             self._server = horovod_server(self._address, machines, self._peers)
@@ -56,7 +56,7 @@ class Rendezvous:
         return str(place)
 
     def _serve(self) -> None:
-        """Start the process that holds torch's store: the launcher loads no torch."""
+        """Start the process with torch's store, because the launcher loads no torch."""
         with socket.create_server((self._address, 0)) as listening:
             listening.set_inheritable(True)
             command = [
@@ -85,7 +85,7 @@ class Rendezvous:
             self._server = None
 
     def close(self) -> None:
-        """Close the last meeting point, and end the process of the store."""
+        """Close the last rendezvous, and end the store's process."""
         self._close_last()
         if self._store is not None:
             self._store.kill()
@@ -93,10 +93,10 @@ class Rendezvous:
 
 
 def place_among(machines: Sequence[str], rank: int) -> dict[str, int]:
-    """A rank's place, as Horovod counts places, from each rank's machine.
+    """Horovod's local and cross ranks of a rank; `machines` names each rank's machine.
 
-    Local: the rank among those of its machine. Cross: its machine among those that have a rank with
-    this local number.
+    The local rank counts the ranks of the same machine. The cross rank counts the machines that
+    have a rank with this local rank.
     """
     by_machine: dict[str, list[int]] = {}
     for number, name in enumerate(machines):
@@ -113,7 +113,7 @@ def place_among(machines: Sequence[str], rank: int) -> dict[str, int]:
 
 
 def horovod_server(address: str, machines: Sequence[str], peers: Set[str] = frozenset()) -> Any:
-    """A server for ranks on these machines; it answers this machine and the addresses `peers`."""
+    """Start a server for ranks on these machines; it accepts only this machine and `peers`."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
@@ -138,7 +138,7 @@ def horovod_server(address: str, machines: Sequence[str], peers: Set[str] = froz
 
 
 def horovod_environment(group: WorkerGroup, number: int) -> dict[str, str]:
-    """What Horovod reads from the environment when a rank joins a group."""
+    """The environment variables that Horovod reads when a rank joins a group."""
     place, count = group.members.index(number), len(group.members)
     machines = group.machines or ["localhost"] * count
     address, _, port = group.rendezvous.rpartition(":")
@@ -155,9 +155,9 @@ def horovod_environment(group: WorkerGroup, number: int) -> dict[str, str]:
             f"HOROVOD_{name.upper()}": str(value)
             for name, value in place_among(machines, place).items()
         },
-        # One timeout for the rendezvous and for sums; the launcher notices losses sooner.
+        # For the rendezvous and for sums; the launcher notices a lost rank sooner.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
-        # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
+        # No tensor fusion: it depends on timing, and changes the last digit of a sum.
         "HOROVOD_FUSION_THRESHOLD": "0",
     }

@@ -1,7 +1,8 @@
-"""Where torch's ranks on several hosts find each other: `python -m trainwright.tasks.train.exchange.torch_store DESCRIPTOR`.
+"""Serves the torch store through which ranks on several hosts find each other.
 
-Serves torch's store on a socket that `hosts` has opened, on the one address that the hosts reach. A process of its own, because
-the launcher loads no torch; it ends with the launcher.
+Run as `python -m trainwright.tasks.train.exchange.torch_store DESCRIPTOR`, with the descriptor of a
+listening socket that `rendezvous` opened. A separate process, because the launcher loads no torch.
+It ends with the launcher.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 import socket
 import sys
 
-from torch._C._distributed_c10d import TCPStore  # noqa: TID253 - this is a process of its own
+from torch._C._distributed_c10d import TCPStore  # noqa: TID253 - a separate process
 
 
 def main(descriptor: int) -> None:

@@ -176,9 +176,9 @@ class Rank(Replica):
             emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
-        # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The previous step's joint |g|²
-        # comes from the first rank: its last digit may differ between device types, but all ranks
-        # must decide by the same value.
+        # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The joint |g|² of the last
+        # step comes from the first rank: its last digit may differ between device types, but all
+        # ranks must decide by the same value.
         spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
         joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]

@@ -95,9 +95,10 @@ class Replica:
         for name, parameter in self.model.named_parameters():
             if parameter.is_complex() and parameter.requires_grad:
                 raise BadInput(
-                    f"model: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}; "
-                    "gradients can only be summed as real numbers: store its real and imaginary "
-                    "parts, and join them by torch.view_as_complex"
+                    f"model: the parameter {name} is "
+                    f"{str(parameter.dtype).removeprefix('torch.')}, but gradients can only be "
+                    "summed as real numbers; store its real and imaginary parts, and join them by "
+                    "torch.view_as_complex"
                 )
         self.model.train()
         self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(

@@ -1,5 +1,7 @@
-"""What happened while training, with its time: a line of JSON each in logs/events.jsonl, on the training machine until the
-run folder has it. Ranks that start, are lost or come back, worlds, splits, epochs, checkpoints, notices.
+"""Records the events of a training with their times, one line of JSON each, in logs/events.jsonl.
+
+Events are starting, lost and returning ranks, worker groups, splits, epochs, checkpoints and
+notices. The file is on the training machine until it is uploaded to the run folder.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from trainwright.tasks.storage.objects import ObjectStore
 
 KEY = "logs/events.jsonl"
 _TIME = len('{"at": "2026-01-01T00:00:00.000000+00:00"')
-"""what each line begins with"""
+"""The length of the beginning of each line, its time."""
 _KINDS = frozenset({"ranks", "rank", "world", "split", "epoch", "checkpoint", "back", "notice"})
 
 
 @dataclass(frozen=True)
 class EventRecorder:
-    """A listener to progress that appends what happens to the work folder's file."""
+    """A progress listener that appends events to the work folder's file."""
 
     work: Path
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Append an event, if it is of a kind that is kept."""
+        """Append an event, if its kind is recorded."""
         if event["event"] in _KINDS:
             path = self.work / KEY
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +41,7 @@ class EventRecorder:
 
 @contextlib.contextmanager
 def recording(work: Path) -> Iterator[None]:
-    """While the block runs, events go to the work folder's file; once, also if blocks are nested."""
+    """Record events in the work folder's file during the block; nested blocks record once."""
     recorder = EventRecorder(work)
     if progress.has_listener(recorder):
         yield
@@ -49,7 +51,7 @@ def recording(work: Path) -> Iterator[None]:
 
 
 def fetch(store: ObjectStore, work: Path) -> None:
-    """What other machines have recorded, so that the run's file goes on with it: all lines of both files, by time."""
+    """Merge the stored file, which another machine may have written, into this one, by time."""
     path = work / KEY
     try:
         stored = store.get(KEY).splitlines()
@@ -63,7 +65,7 @@ def fetch(store: ObjectStore, work: Path) -> None:
 
 
 def parse(data: bytes) -> list[dict[str, Any]]:
-    """The events of a file; a line that was cut short is left out."""
+    """The events of a file, without incomplete lines."""
     found = []
     for line in data.decode(errors="replace").splitlines():
         try:

@@ -1,10 +1,10 @@
-"""Rows of steps on the launcher's machine until the store has them: one line of JSON a step.
+"""The step journal: each rank's rows of steps on the launcher's machine, until they are uploaded.
 
-<work folder>/journal/steps-rank0-00000120.jsonl is a segment of rank 0 that begins with step 120. A
-rank begins a new segment at each checkpoint, so a segment becomes one part of the run's metrics,
-under the same name. The launcher uploads the segments that end before a checkpoint, then the
-checkpoint, and deletes them when that is committed. A killed process leaves its segments; only the
-last line may be incomplete.
+<work folder>/journal/steps-rank0-00000120.jsonl is a segment: rank 0's rows from step 120 on, one
+line of JSON per step. A rank starts a new segment at each checkpoint. A segment becomes one part
+of the run's metrics with the same name. The launcher uploads the segments that end before a
+checkpoint, then the checkpoint, and deletes the segments once the checkpoint is committed. If a
+process is killed, its segments remain; only the last line may be incomplete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"^steps-rank(\d+)-(\d{8,})\.jsonl$")
 
 
 def segment_path(work: Path, rank: int, begins: int) -> Path:
-    """The segment of a rank whose first row is of step `begins`."""
+    """The path of a rank's segment whose first row is step `begins`."""
     return work / FOLDER / f"steps-rank{rank}-{begins:08d}.jsonl"
 
 
@@ -36,13 +36,13 @@ class StepJournal:
         self._file: IO[str] | None = None
 
     def add(self, **row: Any) -> None:
-        """Append the row of a step."""
+        """Append a step's row."""
         if self._begins is None:
             self._begins = int(row["step"])
         self._append(self._begins, json.dumps(row) + "\n")
 
     def cut(self) -> None:
-        """Close the segment: the next row begins another."""
+        """Close the segment; the next row starts another."""
         self._begins = None
         if self._file is not None:
             self._file.close()
@@ -69,31 +69,31 @@ class Journals:
                 yield int(match[1]), int(match[2]), path
 
     def parts(self, before: int) -> list[tuple[str, list[Row]]]:
-        """The segments that begin before a step: the name of each one's part, and its rows."""
+        """Name and rows of each segment that begins before a step."""
         found = [
             (path.stem, rows_in(path)) for _, begins, path in self._segments() if begins < before
         ]
         return [(name, rows) for name, rows in found if rows]
 
     def drop(self, before: int) -> None:
-        """Delete the segments that begin before a step: the store has them."""
+        """Delete the segments that begin before a step, after they were uploaded."""
         for _, begins, path in self._segments():
             if begins < before:
                 path.unlink()
 
     def clear(self) -> None:
-        """Delete all segments: their steps are done again."""
+        """Delete all segments, because their steps will be repeated."""
         shutil.rmtree(self._work / FOLDER, ignore_errors=True)
 
     def align(
         self, step: int, last: Row | None, devices: list[str], committed: Callable[[], int]
     ) -> None:
-        """Make every journal end with the last finished step; ranks go on with `step`.
+        """Make every journal end with the last finished step; ranks continue with `step`.
 
-        A rank that was lost may lack the last step, or be ahead of the others. Rows of steps that
-        are done again go. `last` describes the last step as every member saw it: `row`, `parts`
-        (batch sizes by rank) and `members`; a member without a row of it gets one without figures.
-        Rows before step `committed()` are in the store.
+        A lost rank's journal may lack the last step or be ahead of the others. Rows from `step` on
+        are deleted, since those steps will be repeated. `last` describes the last finished step:
+        `row`, `parts` (batch sizes by rank) and `members`. A member without a row for it gets one
+        without measurements. Rows before step `committed()` are in the store.
         """
         newest = dict.fromkeys(range(len(devices)), -1)
         for rank, _, path in self._segments():
@@ -102,7 +102,7 @@ class Journals:
             if len(kept) < len(rows) or not rows:
                 _write(path, kept)
             newest[rank] = max([newest[rank], *(row["step"] for row in kept)])
-        # After the segments were listed: a segment is deleted when its checkpoint has counted.
+        # Read after the segments were listed: a commit in between deletes segments.
         stored = committed() - 1
         for rank in last["members"] if last is not None else []:
             assert last is not None
@@ -113,7 +113,7 @@ class Journals:
 
 
 def _write(path: Path, rows: list[Row]) -> None:
-    """A segment of these rows and no others, all at once."""
+    """Replace a segment by these rows, atomically; delete it if there are none."""
     if not rows:
         path.unlink(missing_ok=True)
         return
@@ -124,7 +124,7 @@ def _write(path: Path, rows: list[Row]) -> None:
 
 
 def rows_in(path: Path) -> list[Row]:
-    """The rows of a segment, without a last, incomplete line; none if it was deleted meanwhile."""
+    """The rows of a segment without an incomplete last line; none if it was just deleted."""
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""What a run has recorded so far: the parts in its folder, and on the training machine the rows that wait for the store.
+"""Reads what a run has recorded so far, also while it is running.
 
-Rows are keyed by step and rank: a restart does steps again, and what it writes then counts.
+Sources are the parts in the run folder and, on the training machine, rows not uploaded yet. Rows
+are keyed by step and rank: after a restart, a repeated step replaces the earlier row.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 2000
 _CACHE_BYTES = 64 * 2**20
-_GONE_STEPS = 500  # a rank that is so many steps behind the newest has no more rows to come
+_GONE_STEPS = 500  # a rank this many steps behind the newest is considered gone
 Row = dict[str, Any]
 
 
 class Parts:
-    """Reads parts, and keeps those that the store marks the version of. Threads may share it."""
+    """Reads parts and caches those whose version (etag) the store reports. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
@@ -36,7 +37,7 @@ class Parts:
         self._lock = threading.Lock()
 
     def table(self, run: Run, part: ObjectInfo) -> pa.Table:
-        """A part's rows."""
+        """The rows of a part."""
         import pyarrow.parquet as pq
 
         key = (run.uri, part.key, part.etag or "")
@@ -60,10 +61,12 @@ def recorded(
 ) -> dict[str, Any]:
     """Rows from a step on, for charts.
 
-    `rows`: of every `stride`-th step, at most `most`; `newest`: each rank's last row; `epochs`, `splits`: all of them;
-    `next_step`: where the rows begin that may still be missing. With `running`, also what the store does not have yet.
+    `rows` holds every `stride`-th step, at most `most` rows; `newest` each rank's last row;
+    `epochs` and `splits` are complete. From `next_step` on, rows may still be missing. With
+    `running`, rows that are not uploaded yet are included.
     """
-    waiting = _journals(run) if running else {}  # before the parts: a row moves from here to there
+    # Read the journals before the parts: rows move from journals to parts.
+    waiting = _journals(run) if running else {}
     listed = list(run.objects.list("metrics/"))
     tables = {rank: _since(run, parts, own, from_step) for rank, own in _by_rank(listed).items()}
     newest: dict[int, Row] = {rank: row for rank, table in tables.items() if (row := _last(table))}
@@ -98,7 +101,7 @@ def recorded(
 
 
 def happened(run: Run, *, running: bool = True) -> list[Row]:
-    """The run's events, oldest first: the training machine's own file while the run goes on there, or the run folder's."""
+    """The run's events, oldest first: the local file's while it runs here, else the folder's."""
     own = run.work_path / events.KEY
     if running and own.exists():
         return events.parse(own.read_bytes())
@@ -109,7 +112,7 @@ def happened(run: Run, *, running: bool = True) -> list[Row]:
 
 
 def _by_rank(listed: Iterable[ObjectInfo]) -> dict[int, list[ObjectInfo]]:
-    """The parts of steps, by rank, in the order of their first steps."""
+    """The parts with rows of steps, by rank, in the order of their first steps."""
     found = dict[int, list[ObjectInfo]]()
     for part in listed:
         name = part.key.removeprefix("metrics/steps-rank")
@@ -120,7 +123,10 @@ def _by_rank(listed: Iterable[ObjectInfo]) -> dict[int, list[ObjectInfo]]:
 
 
 def _since(run: Run, parts: Parts, own: list[ObjectInfo], from_step: int) -> list[pa.Table]:
-    """The parts that can hold rows from a step on: all but those whose successor begins no later; the last in any case."""
+    """The parts that may hold rows from a step on.
+
+    A part ends where its successor begins; the last one is always included.
+    """
     first = [int(part.key.removesuffix(".parquet").rpartition("-")[2]) for part in own]
     wanted = [
         part
@@ -131,7 +137,7 @@ def _since(run: Run, parts: Parts, own: list[ObjectInfo], from_step: int) -> lis
     for part in wanted:
         try:
             found.append(parts.table(run, part))
-        except FileNotFoundError:  # dropped meanwhile, by a restart
+        except FileNotFoundError:  # deleted meanwhile by a restart
             continue
     return found
 
@@ -156,7 +162,7 @@ def _every(tables: list[pa.Table], from_step: int, stride: int) -> Iterable[Row]
 
 
 def _journals(run: Run) -> dict[int, list[Row]]:
-    """By rank, the rows that the training machine has noted and the store has not; a last line may be cut short."""
+    """By rank, the local rows that are not uploaded yet, without an incomplete last line."""
     found = dict[int, list[Row]]()
     for path in sorted((run.work_path / JOURNAL).glob("steps-rank*.jsonl")):
         try:

@@ -1,9 +1,9 @@
-"""What is recorded while training: rows by step and rank, by epoch, of split events; as parquet.
+"""The metrics of a training as parquet: rows by step and rank, by epoch, and of split events.
 
-metrics/steps-rank0-00000120.parquet is a part of the rows of rank 0 that begins with step 120;
-epochs and split events have a part for each step that has any. Parts are written before the
-checkpoint that follows them, so a run that goes on from a checkpoint has every row up to it, once:
-parts that begin later are dropped. Whoever writes a part again writes the same rows.
+metrics/steps-rank0-00000120.parquet is a part: rank 0's rows from step 120 on. Epochs and split
+events have a part for each step with any. Parts are written before the checkpoint that follows
+them. A run that resumes from a checkpoint deletes the parts that begin later, so it has every row
+exactly once. Writing a part is idempotent.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ NOT_MEASURED: Row = {
     "memory_bytes": None,
     "energy_j": None,
 }
-"""The figures of a step in the row of a rank that was lost before it could record them."""
+"""Placeholders in the row of a rank that was lost before it could record its measurements."""
 
 
 def part_key(name: str) -> str:
-    """The key of a part: of `epochs-00000023`, say."""
+    """The key of a part with a name such as `epochs-00000023`."""
     return f"metrics/{name}.parquet"
 
 
 def common_parts(state: State, since: int) -> list[tuple[str, list[Row]]]:
-    """Epochs and split events of a checkpoint from a step on, by the names of their parts."""
+    """A checkpoint's epochs and split events from a step on, each with the name of its part."""
     found = []
     for kind, rows in (("epochs", state.epochs), ("splits", state.events)):
         recent = [row for row in rows if row["step"] >= since]
@@ -47,7 +47,7 @@ def common_parts(state: State, since: int) -> list[tuple[str, list[Row]]]:
 
 
 def encode(rows: list[Row]) -> bytes:
-    """Rows as parquet; a column without any value is one of numbers."""
+    """Encode rows as parquet; a column without any value gets the type float64."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -60,12 +60,12 @@ def encode(rows: list[Row]) -> bytes:
 
 
 def warm_up() -> None:
-    """Load what the first part needs: pyarrow, which looks for pandas at its first table."""
+    """Load pyarrow by writing a first table; it then also looks for pandas, which takes time."""
     encode([{"step": 0}])
 
 
 def read_rows(store: ObjectStore, kind: str) -> list[Row]:
-    """All rows of a kind, in the order of their parts."""
+    """All rows of a kind, such as `epochs`, in the order of their parts."""
     import io
 
     import pyarrow.parquet as pq
@@ -77,7 +77,7 @@ def read_rows(store: ObjectStore, kind: str) -> list[Row]:
 
 
 def read_steps(store: ObjectStore) -> dict[int, list[Row]]:
-    """The rows of steps by rank, also of ranks that only an earlier plan had."""
+    """The rows of steps by rank, including ranks that only an earlier plan had."""
     found = (
         re.match(r"metrics/steps-rank(\d+)-", item.key) for item in store.list("metrics/steps-rank")
     )
@@ -88,7 +88,7 @@ def read_steps(store: ObjectStore) -> dict[int, list[Row]]:
 
 
 def drop_from(store: ObjectStore, step: int) -> None:
-    """Delete the parts that begin at a step or later: they belong to work that is done again."""
+    """Delete the parts that begin at this step or later, because those steps will be repeated."""
     for item in list(store.list("metrics/")):
         match = _PART.match(item.key)
         if match and int(match.group(1)) >= step:

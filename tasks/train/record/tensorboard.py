@@ -1,4 +1,7 @@
-"""TensorBoard's event files, written once a second: to wake their thread at every step would cost milliseconds of it."""
+"""Writes TensorBoard event files once a second.
+
+Waking the writer's thread at every step would add milliseconds to the step.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ WRITTEN_EVERY_S = 1.0
 
 
 class Events:
-    """Scalars by step, the first of which is 1, under `folder`; what was written of steps after `done` is forgotten."""
+    """Scalars by step, counted from 1, under `folder`. Purges old data of steps after `done`."""
 
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -21,11 +24,11 @@ class Events:
 
     @property
     def due(self) -> bool:
-        """Whether the next `add` writes what waits."""
+        """Whether the next `add` writes the pending values."""
         return time.monotonic() - self._written_at > WRITTEN_EVERY_S
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        """Note the values of a step, by tag."""
+        """Add the values of a step, by tag."""
         due = self.due
         self._waiting.append((values, step, time.time()))
         if due:
@@ -40,6 +43,6 @@ class Events:
             self._writer.file_writer.add_summary(Summary(value=parts), step, at_s)
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the pending values and close the file."""
         self._write()
         self._writer.close()

@@ -1,11 +1,13 @@
-"""What each rank spends its steps on: its own work, waiting for slower ranks, communicating; and its memory and energy.
+"""Splits each rank's step time into compute, waiting and communication; adds memory and energy.
 
-With busy_r what rank r did since the last sum of the step before, without the time in sums, ranks wait for the last to arrive:
+busy_r is rank r's time since the last sum of the previous step, without the time spent in sums.
+All ranks left that sum at about the same moment, so no common clock is needed. In the next sum,
+they wait for the last rank:
 
     wait_r = max(busy) - busy_r        communication_r = time in sums within the step - wait_r
 
-All left that sum at about the same moment, so this needs no common clock. Communication that the backward pass hides is in
-neither. Every rank hears the figures of all with the sum that each step ends with.
+Communication that overlaps with the backward pass is in neither. The sum at the end of each step
+also gives every rank the figures of all.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ _PAGE_BYTES = resource.getpagesize()
 
 @dataclass(frozen=True)
 class RankFigures:
-    """A rank's step. `energy_j` is NaN where no meter counts the device's alone; it and communication are of the step before."""
+    """One rank's figures of a step.
+
+    `energy_j` is NaN if no meter measures this device alone. In the figures of other ranks,
+    `energy_j` and `communication_s` are those of the previous step.
+    """
 
     compute_s: float = 0.0
     busy_s: float = 0.0
@@ -45,7 +51,7 @@ WIDTH, _BUSY = len(_NAMES), _NAMES.index("busy_s")
 
 
 class Figures:
-    """A rank's own figures, step after step: `begin`, `arrive`, (the sum), `finish`."""
+    """Measures a rank's steps: call `begin`, `arrive`, sum over ranks, `finish`."""
 
     def __init__(
         self, collective: Collective, device: torch.device, meter: EnergyMeter | None
@@ -60,7 +66,7 @@ class Figures:
 
     @property
     def all(self) -> list[RankFigures]:
-        """Those of all members, in the order of their ranks."""
+        """The figures of all members, by rank."""
         found = []
         for rank, at in enumerate(range(0, len(self._summed), WIDTH)):
             one = RankFigures(*self._summed[at : at + WIDTH])
@@ -72,11 +78,11 @@ class Figures:
         return found
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._begin_wait_s = self._collective.wait_s
 
     def arrive(self, compute_s: float) -> torch.Tensor:
-        """The rank's own work is done; its part of the sum over ranks, in which each has its own place."""
+        """The rank's compute is done: return its part of the sum, zero except at its own index."""
         now, waited, before = time.perf_counter(), self._collective.wait_s, self.own
         busy_s = (now - self._left) - (waited - self._left_wait_s)
         self.own = RankFigures(
@@ -94,7 +100,7 @@ class Figures:
         return torch.tensor(part, dtype=torch.float64)
 
     def finish(self, summed: Sequence[float]) -> None:
-        """All sums of the step are done."""
+        """All sums of the step are complete; `summed` holds the figures of all ranks."""
         self._left, self._left_wait_s = time.perf_counter(), self._collective.wait_s
         self._summed, own = summed, self.own
         self._latest_s = max(summed[_BUSY::WIDTH])
@@ -114,7 +120,7 @@ class Figures:
             return math.nan
         try:
             before, self._counted_j = self._counted_j, self._meter.read_j()
-        except OSError:  # it can be read no longer: from now on there is none
+        except OSError:  # the meter is gone: record no energy from now on
             self._meter = None
             return math.nan
         return self._counted_j - before
@@ -123,17 +129,17 @@ class Figures:
 def own_meter(
     planned: PlannedDevice, devices: Sequence[PlannedDevice], device: torch.device
 ) -> EnergyMeter | None:
-    """What counts the energy of one device of a plan alone; None where nothing does.
+    """The energy meter of one device of a plan; None if none measures this device alone.
 
-    A GPU has a counter of its own. Those of a CPU are of the machine's sockets, so that a rank can have them only where it is the
-    only one of its host; they count what else runs there, too.
+    Each GPU has its own counter. CPU counters cover whole sockets, including other processes, so
+    a CPU rank gets one only if it is the only rank on its host.
     """
-    alone = sum(one.host == planned.host for one in devices) == 1
-    return meter_for(planned.type, uuid_of(device)) if planned.type != "cpu" or alone else None
+    single = sum(one.host == planned.host for one in devices) == 1
+    return meter_for(planned.type, uuid_of(device)) if planned.type != "cpu" or single else None
 
 
 def memory_bytes(device: torch.device) -> float:
-    """What this process holds now: of the GPU's memory, or of the host's."""
+    """The memory that this process holds now, on the GPU or on the host."""
     if device.type == "cuda":
         return float(torch.cuda.memory_reserved(device))
     return float(os.pread(_statm(os.getpid()), 100, 0).split()[1]) * _PAGE_BYTES
@@ -141,5 +147,5 @@ def memory_bytes(device: torch.device) -> float:
 
 @functools.cache
 def _statm(process: int) -> int:
-    """Kept open: it is read at every step."""
+    """A descriptor that stays open, because it is read at every step."""
     return os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The learning rate chosen from a ramp: within the ramp whatever the curve, and one that trains on real data."""
+"""The learning rate chosen from a ramp lies within it for any curve, and trains real data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Points = list[tuple[float, float, float | None]]
 def ramp(
     noise: float = 0.0, *, seed: int = 0, start: float = 1e-4, end: float = 3e-2, gone: float = 0.1
 ) -> Points:
-    """A loss that falls from 2.3 to 0.5 between start and end and climbs from `gone` on; accuracy likewise."""
+    """A loss that falls from 2.3 to 0.5 between start and end, and rises from `gone` on."""
     chance = random.Random(seed)
     points: Points = []
     for rate in RATES:
@@ -41,24 +41,24 @@ def ramp(
 
 
 def within(search: LearningRateSearch, rates: list[float]) -> bool:
-    """Ramp's ends and interval in order, up to rounding."""
+    """Whether the choice lies in the interval and the interval in the ramp, up to rounding."""
     marks = [rates[0], search.interval[0], search.learning_rate, search.interval[1], rates[-1]]
     return all(before <= after * (1 + 1e-9) for before, after in itertools.pairwise(marks))
 
 
-def test_the_ladder_rises_by_one_factor_from_end_to_end() -> None:
+def test_the_ladder_rises_by_a_constant_factor() -> None:
     rates = ladder(1e-5, 1.0, 90)
     assert (len(rates), rates[0]) == (90, 1e-5)
     assert rates[-1] == pytest.approx(1.0)
     assert [b / a for a, b in itertools.pairwise(rates)] == pytest.approx([10 ** (5 / 89)] * 89)
 
 
-def test_smoothing_has_no_bias_at_its_start_and_follows_the_recurrence() -> None:
+def test_smoothing_is_unbiased_at_the_start_and_follows_the_recurrence() -> None:
     assert smooth([3.0] * 20) == pytest.approx([3.0] * 20)
     assert smooth([1.0, 2.0]) == pytest.approx([1.0, (SMOOTHING + 2.0) / (1 + SMOOTHING)])
 
 
-def test_the_interval_lies_between_where_the_loss_falls_and_where_it_diverges() -> None:
+def test_the_interval_lies_between_the_rates_at_which_the_loss_falls_and_diverges() -> None:
     search = choose(ramp())
     low, high = search.interval
     assert 1e-4 <= low < search.learning_rate < high <= 0.1
@@ -89,7 +89,7 @@ def test_the_choice_does_not_depend_on_the_units_of_the_loss(scale: float) -> No
     assert scaled.learning_rate == pytest.approx(choose(ramp()).learning_rate, rel=1e-3)
 
 
-def test_a_loss_that_never_moves_gives_the_middle_and_says_so() -> None:
+def test_a_constant_loss_gives_the_middle_and_a_reason() -> None:
     search = choose([(rate, 2.3, 0.1) for rate in RATES])
     assert "did not fall" in search.reason
     assert search.fits == []
@@ -97,13 +97,13 @@ def test_a_loss_that_never_moves_gives_the_middle_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 3, 5])
-def test_a_loss_that_diverges_at_once_gives_a_rate_from_before_that(first: int) -> None:
+def test_a_loss_that_diverges_at_once_gives_a_rate_below_that(first: int) -> None:
     search = choose([(rate, 2.3 if k < first else 1e3 * k, 0.1) for k, rate in enumerate(RATES)])
     assert search.diverged_at is not None
     assert search.learning_rate < search.diverged_at
 
 
-def test_what_comes_after_a_loss_that_is_no_number_is_not_chosen() -> None:
+def test_no_rate_after_a_nan_loss_is_chosen() -> None:
     broken = [
         (rate, loss if k < 40 else math.nan, accuracy)
         for k, (rate, loss, accuracy) in enumerate(ramp())
@@ -116,7 +116,7 @@ def test_what_comes_after_a_loss_that_is_no_number_is_not_chosen() -> None:
 @pytest.mark.parametrize(
     "points", [[], [(rate, math.nan, None) for rate in RATES], [(1e-5, math.inf, 0.1)]]
 )
-def test_a_ramp_without_one_number_fails_and_says_the_way_out(points: Points) -> None:
+def test_a_ramp_without_any_finite_loss_fails_and_names_the_way_out(points: Points) -> None:
     with pytest.raises(TrainingFailed, match=r"set train\.learning_rate in the job"):
         choose(points)
 
@@ -128,7 +128,7 @@ _LOSS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_LOSS, min_size=1, max_size=STEPS))
-def test_whatever_the_curve_the_choice_lies_in_its_interval_and_that_in_the_ramp(
+def test_for_any_curve_the_choice_lies_in_its_interval_and_that_in_the_ramp(
     losses: list[float],
 ) -> None:
     points: Points = [(rate, loss, None) for rate, loss in zip(RATES, losses, strict=False)]
@@ -184,7 +184,7 @@ def _train(optimizer: str, rates: list[float]) -> Points:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
-def test_the_rate_found_on_real_digits_trains_them(optimizer: str) -> None:
+def test_the_rate_found_on_real_digits_trains_a_model_on_them(optimizer: str) -> None:
     found = choose(_train(optimizer, ladder(*LADDERS[optimizer], STEPS))).learning_rate
     last = _train(optimizer, [found] * 150)[-20:]
     assert sum(accuracy or 0.0 for _, _, accuracy in last) / 20 > 0.9
@@ -199,24 +199,24 @@ def falling(noise: float = 0.0, seed: int = 0) -> list[tuple[float, float, float
     ]
 
 
-def test_noise_is_not_taken_for_learning() -> None:
-    learnt = 0
+def test_noise_is_not_mistaken_for_learning() -> None:
+    mistaken = 0
     for seed in range(40):
         chance = random.Random(seed)
-        learnt += (
+        mistaken += (
             "did not fall"
             not in choose([(rate, 2.3 + chance.gauss(0, 0.1), None) for rate in RATES]).reason
         )
-    assert learnt <= 4
+    assert mistaken <= 4
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_hardly_moves_the_choice(seed: int) -> None:
+def test_noise_hardly_changes_the_choice(seed: int) -> None:
     clean, noisy = choose(falling()).learning_rate, choose(falling(0.2, seed)).learning_rate
     assert abs(math.log10(noisy / clean)) < 0.3
 
 
-def test_a_loss_that_is_no_number_ends_the_ramp_and_is_called_divergence() -> None:
+def test_a_nan_loss_ends_the_ramp_and_counts_as_divergence() -> None:
     search = choose(
         [(rate, math.nan if k == 60 else loss, None) for k, (rate, loss, _) in enumerate(falling())]
     )
@@ -225,6 +225,6 @@ def test_a_loss_that_is_no_number_ends_the_ramp_and_is_called_divergence() -> No
     assert search.interval[1] <= RATES[59]
 
 
-def test_a_loss_that_falls_only_at_the_last_step_gives_a_rate_too() -> None:
+def test_a_loss_that_falls_only_at_the_last_step_still_gives_a_rate() -> None:
     search = choose([(rate, -1.0 if k == 7 else 0.0, None) for k, rate in enumerate(RATES[:8])])
     assert RATES[0] <= search.interval[0] <= search.learning_rate <= search.interval[1] <= RATES[7]

@@ -1,4 +1,4 @@
-"""The quota that holds a rank to its share of the CPU."""
+"""The cgroup quota that limits a rank to its share of the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainwright.tasks.train.cpu_share import PERIOD_US, quota_us
 
 
 @given(st.floats(0.001, 64))
-def test_a_quota_is_the_share_of_its_period_however_small_the_share(cores: float) -> None:
+def test_quota_over_period_equals_the_share_even_for_a_tiny_share(cores: float) -> None:
     quota, period = quota_us(cores)
     assert quota / period == pytest.approx(cores, rel=0.01, abs=1 / PERIOD_US)
     assert quota >= 1000

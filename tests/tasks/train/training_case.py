@@ -26,7 +26,7 @@ LEARNING_RATE = 0.01
 NO_SPARE: dict[str, Any] = {"faults": {"restarts": 0}}
 """For trainings that lose no rank: start no spare process."""
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
-"""Devices on which a step of 40 and 20 samples takes 40 ms."""
+"""Devices on which a step with 40 and 20 samples takes 40 ms."""
 ROWS = 1438
 """number of training digits if a fifth of all digits validates"""
 MODEL = """
@@ -180,7 +180,7 @@ def alone(
     )
     inputs, labels = torch.from_numpy(dataset.inputs["inputs"]), torch.from_numpy(dataset.targets)
 
-    def judged(these: Any) -> dict[str, float]:
+    def evaluate(these: Any) -> dict[str, float]:
         model.eval()
         with torch.no_grad():
             outputs = model(inputs[these].to(dtype))
@@ -203,7 +203,7 @@ def alone(
                     )
                 ]
             if metrics is not None:
-                metrics.append(judged(batch))
+                metrics.append(evaluate(batch))
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
             sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
             for part in batch.split(parts) if parts is not None else [batch]:
@@ -223,12 +223,12 @@ def alone(
                 torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
             optimizer.step()
         if metrics is not None:
-            metrics.append({"epoch": epoch, **judged(torch.as_tensor(held_out))})
+            metrics.append({"epoch": epoch, **evaluate(torch.as_tensor(held_out))})
     return dict(model.state_dict())
 
 
 def ranks() -> dict[int, psutil.Process]:
-    """The ranks that run below this process, by number."""
+    """The rank processes that are descendants of this process, by number."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -312,7 +312,7 @@ def with_min_count(asked: TrainRequest, count: int) -> TrainRequest:
 
 
 def pids(heard: list[dict[str, Any]]) -> dict[int, int]:
-    """The loaded process of each rank."""
+    """The process id of each loaded rank, by the events."""
     found = {}
     for event in [event for event in heard if event["event"] == "rank"]:
         found[event["rank"]] = event["pid"] if event["state"] == "loaded" else 0

@@ -1,4 +1,4 @@
-"""Sums by Horovod, in processes of their own. (Trainings by it are in the other files.)"""
+"""Sums by Horovod in separate processes. (Other files test whole trainings with it.)"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def group_of(count: int) -> Iterator[WorkerGroup]:
         server.server_close()
 
 
-def test_who_waits_for_a_sum_leaves_the_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_for_a_sum_sleeps_between_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with group_of(2) as group:
@@ -61,26 +61,26 @@ def test_who_waits_for_a_sum_leaves_the_core_to_others(monkeypatch: pytest.Monke
             for number in range(2)
         ]
         try:
-            said = [one.communicate(timeout=120)[0].strip() for one in ranks]
+            outputs = [one.communicate(timeout=120)[0].strip() for one in ranks]
         finally:
             for one in ranks:
                 one.kill()
-    for one in said:
+    for one in outputs:
         assert one.startswith("[3.0, 3.0, 3.0, 3.0, 3.0]")
-        looks, took_s = (float(word) for word in one.split("]")[1].split())
-        assert 1 <= looks <= 1 + took_s / LEAST_PAUSE_S
+        polls, took_s = (float(word) for word in one.split("]")[1].split())
+        assert 1 <= polls <= 1 + took_s / LEAST_PAUSE_S
 
 
-def test_where_horovod_forms_no_group_a_rank_has_lost_the_others_and_may_meet_again(
+def test_a_failed_horovod_init_raises_peers_lost_and_shuts_horovod_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hvd, done = pytest.importorskip("horovod.torch"), list[str]()
+    hvd, calls = pytest.importorskip("horovod.torch"), list[str]()
 
     def no_group() -> None:
         raise ValueError("Horovod initialization failed.")
 
     monkeypatch.setattr(hvd, "init", no_group)
-    monkeypatch.setattr(hvd, "shutdown", lambda: done.append("shutdown"))
+    monkeypatch.setattr(hvd, "shutdown", lambda: calls.append("shutdown"))
     with pytest.raises(PeersLost, match="initialization failed"):
         HorovodCollective()
-    assert done == ["shutdown"]
+    assert calls == ["shutdown"]

@@ -1,4 +1,4 @@
-"""Sums over ranks by torch.distributed: small ones and large ones, begun early or waited for; and what becomes of a lost rank."""
+"""Sums by torch.distributed: small and large, early and blocking; and sums with a lost rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = [0, 1, 7, SMALL_BYTES // 8 // 3, SMALL_BYTES // 8 // 3 + 1, 5 * SMALL_BY
 
 
 def on_ranks(folder: Path, count: int, work: Callable[[TorchCollective], Any]) -> list[Any]:
-    """What `work` returns on each of so many ranks, which are threads here."""
+    """The results of `work` on each of `count` ranks, which are threads here."""
     with ThreadPoolExecutor(count) as threads:
         made = [
             threads.submit(TorchCollective, rank, count, str(folder / "meeting"))
@@ -36,14 +36,14 @@ def on_ranks(folder: Path, count: int, work: Callable[[TorchCollective], Any]) -
 
 
 def given(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """A rank's own."""
+    """A rank's own tensor."""
     chance = torch.Generator().manual_seed(1000 * rank + size)
     return torch.randint(-99, 99, (size,), generator=chance).to(dtype)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
-def test_every_rank_has_the_sum_of_all_whatever_its_size(
+def test_every_rank_gets_the_sum_of_all_for_any_size(
     tmp_path: Path, count: int, dtype: torch.dtype
 ) -> None:
     def work(rank: TorchCollective) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ def test_every_rank_has_the_sum_of_all_whatever_its_size(
 
 
 @pytest.mark.parametrize("piece_bytes", [8, 64, 1 << 26])
-def test_every_rank_has_the_tensors_of_one_in_however_many_pieces(
+def test_take_from_first_copies_tensors_exactly_in_any_number_of_pieces(
     tmp_path: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collective, "PIECE_BYTES", piece_bytes)
@@ -88,7 +88,7 @@ def test_the_last_digit_of_a_sum_is_the_same_on_every_rank(tmp_path: Path, size:
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_sums_begun_early_may_be_begun_anywhere_between_the_others(tmp_path: Path) -> None:
+def test_early_sums_may_start_at_any_point_between_blocking_sums(tmp_path: Path) -> None:
     def work(rank: TorchCollective) -> list[torch.Tensor]:
         early = [given(rank.rank, size, torch.float64) for size in SIZES]
         handles, blocking = [], []
@@ -110,8 +110,8 @@ def test_sums_begun_early_may_be_begun_anywhere_between_the_others(tmp_path: Pat
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_small_sums_are_ended_in_any_order_and_as_many_as_there_are(tmp_path: Path) -> None:
-    sizes = [SMALL_BYTES // 8 // 3 // 2] * 5  # two of them fit into what the kernel holds
+def test_any_number_of_small_sums_may_be_finished_in_any_order(tmp_path: Path) -> None:
+    sizes = [SMALL_BYTES // 8 // 3 // 2] * 5  # two of them fit into the kernel's buffers
 
     def work(rank: TorchCollective) -> list[torch.Tensor]:
         tensors = [given(rank.rank, size, torch.float64) + at for at, size in enumerate(sizes)]
@@ -127,22 +127,22 @@ def test_small_sums_are_ended_in_any_order_and_as_many_as_there_are(tmp_path: Pa
             )
 
 
-def test_strangers_who_call_while_ranks_meet_are_none_of_them() -> None:
+def test_connections_of_other_clients_are_rejected_at_the_rendezvous() -> None:
     from torch.distributed import HashStore
 
     strangers = []
 
-    class Overheard(HashStore):  # type: ignore[misc]
-        """A store whose words somebody else hears, too."""
+    class StrangersStore(HashStore):  # type: ignore[misc]
+        """A store that makes other clients connect to each rank's port first."""
 
         def set(self, key: str, value: str) -> None:
-            for said in (b"", b"GET / HTTP/1.0\r\nHost: here\r\n\r\n", secrets.token_bytes(20)):
+            for text in (b"", b"GET / HTTP/1.0\r\nHost: here\r\n\r\n", secrets.token_bytes(20)):
                 stranger = socket.create_connection(("127.0.0.1", int(value.split(" ")[1])))
-                stranger.sendall(said)
+                stranger.sendall(text)
                 strangers.append(stranger)
             super().set(key, value)
 
-    store = Overheard()
+    store = StrangersStore()
     with ThreadPoolExecutor(3) as threads:
         made = [threads.submit(Mesh, rank, 3, store, "127.0.0.1", 8.0, 60.0) for rank in range(3)]
         meshes = [one.result() for one in made]
@@ -157,7 +157,7 @@ def test_strangers_who_call_while_ranks_meet_are_none_of_them() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("parts", [1, 7])
-def test_all_that_may_be_begun_has_room_while_nobody_takes_any_of_it(
+def test_all_permitted_sums_fit_into_the_kernels_buffers_before_anyone_reads(
     ranks: int, parts: int
 ) -> None:
     from torch.distributed import HashStore
@@ -171,9 +171,8 @@ def test_all_that_may_be_begun_has_room_while_nobody_takes_any_of_it(
         meshes = [one.result() for one in made]
         count = SMALL_BYTES // 8 // ranks // parts
         begun: list[list[Any]] = [[] for _ in meshes]
-        for rank, mesh in enumerate(
-            meshes
-        ):  # one thread: a rank that had to wait for another would wait for ever
+        # In one thread: if sending had to wait for a reader, it would wait for ever.
+        for rank, mesh in enumerate(meshes):
             while mesh.takes(tensor := given(rank, count, torch.float64)):
                 begun[rank].append(mesh.begin(tensor))
         list(threads.map(lambda mesh, own: [mesh.finish(one) for one in own], meshes, begun))
@@ -184,7 +183,7 @@ def test_all_that_may_be_begun_has_room_while_nobody_takes_any_of_it(
     assert all(torch.equal(one.tensor, expected) for own in begun for one in own)
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_for_ever() -> None:
+def test_waiting_for_a_rank_that_never_connects_times_out() -> None:
     from torch.distributed import HashStore
 
     with pytest.raises(OSError, match="timed out"):
@@ -192,7 +191,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5 * SMALL_BYTES])
-def test_who_waits_for_a_rank_that_has_gone_hears_of_it(tmp_path: Path, size: int) -> None:
+def test_a_sum_with_a_rank_that_is_gone_raises_peers_lost(tmp_path: Path, size: int) -> None:
     def work(rank: TorchCollective) -> str:
         if rank.rank == 1:
             rank.shutdown()

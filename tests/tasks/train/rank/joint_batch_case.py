@@ -1,4 +1,4 @@
-"""Trainings on unlike ranks that one process on the joint batch can be compared with."""
+"""Trainings on ranks with unequal batches, to compare with one process on the joint batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated, clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
 }
 BOUNDS = {"fp64": 1e-12, "fp32": 1e-6}
-"""of the greatest difference after 50 steps, without batch normalisation"""
+"""Bounds on the greatest difference after 50 steps, without batch normalisation."""
 
 
 def joint(folder: Path, backend: str, split: str, way: str, precision: str) -> TrainRequest:
@@ -41,7 +41,10 @@ def joint(folder: Path, backend: str, split: str, way: str, precision: str) -> T
 
 
 def normalized(folder: Path, backend: str, norm: bool | str) -> TrainRequest:
-    """50 steps of Adam over three ranks; the last of an epoch's 25 takes 1 row: two ranks have none, and yet take part."""
+    """50 steps of Adam over three ranks, with batch normalisation.
+
+    The last step of each epoch takes 1 row: two ranks have none, but take part.
+    """
     return request(
         folder,
         [30, 15, 5],
@@ -69,7 +72,7 @@ def normalized_single(folder: Path, backend: str) -> TrainRequest:
 
 
 def largest_difference(run: Path, step: int, expected: dict[str, Any]) -> float:
-    """Of a checkpoint's model to the expected one."""
+    """The difference of a checkpoint's model from the expected one."""
     return relative_difference(trained(run, step), expected)
 
 
@@ -93,7 +96,7 @@ def relative_difference(found: dict[str, Any], expected: dict[str, Any]) -> floa
 
 
 def flat(tensors: dict[str, Any]) -> Any:
-    """All numbers of a model, one after another."""
+    """All values of a model in one vector."""
     import torch
 
     return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])

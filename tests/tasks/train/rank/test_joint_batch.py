@@ -1,4 +1,4 @@
-"""Unlike ranks together compute what one process computes on the joint batch; with either library."""
+"""Ranks with unequal batches equal one process on the joint batch, with either library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK = {
     ("torch", "5:3:1:1", "accumulated", "fp32"),
     ("torch", "3:1", "sgd", "fp64"),
 }
-"""of each kind one; the others are slow, all together"""
+"""One case of each kind; the others are slow in total."""
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ QUICK = {
         for case in itertools.product(("horovod", "torch"), SPLITS, WAYS, BOUNDS)
     ],
 )
-def test_unlike_ranks_equal_one_process_after_50_steps(
+def test_unequal_ranks_equal_one_process_after_50_steps(
     tmp_path: Path, backend: str, split: str, way: str, precision: str
 ) -> None:
     asked = joint(tmp_path, backend, split, way, precision)
@@ -48,8 +48,9 @@ def test_unlike_ranks_equal_one_process_after_50_steps(
     assert largest_difference(tmp_path / "run", 50, alone(asked)) <= BOUNDS[precision]
 
 
-def test_metrics_are_those_of_all_rows_however_they_are_split(tmp_path: Path) -> None:
-    # 2:1 of 60, but 39 and 19 of an epoch's last 58 rows, and 239 and 120 of the 359 held-out ones: none is a mean of the ranks'.
+def test_metrics_are_means_over_all_rows_for_any_split(tmp_path: Path) -> None:
+    # Uneven shares (39 and 19 of an epoch's last 58 rows, 239 and 120 of the 359 held-out rows), so
+    # that the mean of the ranks' means would differ.
     asked = request(tmp_path, [40, 20], epochs=2, backend="torch", precision="fp64", **NO_SPARE)
     assert train(asked).steps == 48
     expected: list[dict[str, float]] = []
@@ -84,10 +85,11 @@ def test_batch_norm_sees_the_joint_batch_in_double_precision(tmp_path: Path, bac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "horovod"])
-def test_batch_norm_after_a_bias_differs_by_the_noise_that_adam_makes_of_its_gradient(
+def test_batch_norm_after_a_bias_differs_only_by_noise_that_adam_amplifies(
     tmp_path: Path, backend: str
 ) -> None:
-    # That gradient is nothing but rounding, which Adam divides by itself: so does one process with its samples re-ordered.
+    # The gradient of such a bias is only rounding noise, which Adam normalises to a full step. One
+    # process with reordered samples differs as much.
     asked = normalized(tmp_path, backend, "biased")
     assert train(asked).steps == 50
     expected = alone(asked)
@@ -119,7 +121,7 @@ def test_batch_norm_sees_the_joint_batch_in_single_precision_for_one_step(tmp_pa
 
 @pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])
 def test_micro_batches_add_up_to_the_joint_batch(tmp_path: Path, backend: str) -> None:
-    # A rank has fewer samples than micro-batches, and the last step takes 10 rows.
+    # One rank has fewer samples than micro-batches, and the last step takes only 10 rows.
     asked = request(
         tmp_path,
         [40, 17, 3],

@@ -7,7 +7,7 @@ from trainwright.tasks.spec.job import Optimizer
 from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
 
 
-def test_a_constant_schedule_stays_and_a_cosine_falls_from_the_base_towards_zero() -> None:
+def test_the_constant_schedule_stays_and_the_cosine_falls_from_the_base_to_zero() -> None:
     assert {learning_rate_at(step, 10, 0.3, "constant") for step in range(10)} == {0.3}
     cosine = [learning_rate_at(step, 10, 0.3, "cosine") for step in range(10)]
     assert cosine[0] == pytest.approx(0.3)
@@ -25,7 +25,7 @@ def test_a_constant_schedule_stays_and_a_cosine_falls_from_the_base_towards_zero
         ("adamw", torch.optim.AdamW, None),
     ],
 )
-def test_the_job_names_the_optimizer_and_its_constants(
+def test_the_job_sets_the_optimizer_and_its_constants(
     name: str, kind: type, momentum: float | None
 ) -> None:
     spec = Optimizer.model_validate({"name": name, "weight_decay": 0.02, "momentum": 0.8})

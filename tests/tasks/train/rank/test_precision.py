@@ -1,4 +1,4 @@
-"""Training in half precision: unlike ranks compute what one process does, up to the rounding that halves bring anywhere."""
+"""In half precision, unequal ranks equal one process up to the rounding of that precision."""
 
 from __future__ import annotations
 
@@ -45,17 +45,13 @@ def trained(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
     ("precision", "backend", "optimizer", "clip_norm"),
     [
         ("amp", "torch", "momentum", 0.5),
-        (
-            "bf16",
-            "horovod",
-            "adam",
-            None,
-        ),  # torch's own clipping takes the norm of bf16 in bf16: no reference
+        # Without clipping: torch computes the norm of bf16 gradients in bf16, so is no reference.
+        ("bf16", "horovod", "adam", None),
         pytest.param("amp", "horovod", "adam", 0.5, marks=pytest.mark.slow),
         pytest.param("bf16", "torch", "momentum", None, marks=pytest.mark.slow),
     ],
 )
-def test_two_ranks_at_3_to_1_differ_from_one_process_by_rounding_alone(
+def test_two_ranks_at_3_to_1_differ_from_one_process_only_by_rounding(
     tmp_path: Path, precision: str, backend: str, optimizer: str, clip_norm: float | None
 ) -> None:
     asked = request(
@@ -70,8 +66,9 @@ def test_two_ranks_at_3_to_1_differ_from_one_process_by_rounding_alone(
     )
     assert train(asked).steps == 20
     found, whole = trained(tmp_path), alone(asked)
-    # Each part's gradient is rounded to half precision. One process that takes the same parts one after another rounds the
-    # same; that takes others, differs from the whole batch as these do.
+    # Each part's gradient is rounded to half precision. One process that computes the same parts
+    # one after another rounds the same way. With other parts, it differs from the whole batch by as
+    # much as the ranks do.
     assert difference(found, alone(asked, SPLIT)) <= 1e-6
     rounding = max(
         difference(alone(asked, parts), whole)
@@ -99,12 +96,12 @@ def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, preci
     found, one = trained(tmp_path, 24), alone(asked)
     statistics = [name for name in one if "running" in name]
     assert {found[name].dtype for name in statistics} == {torch.float32}
-    halves_bring = difference(
+    rounding = difference(
         {name: value.double() for name, value in one.items()},
         {name: in_fp32[name].double() for name in one},
     )
-    assert difference(found, one) < halves_bring
-    # Statistics of each rank's own samples would be off by several percent.
+    assert difference(found, one) < rounding
+    # Statistics over each rank's own samples would be off by several percent.
     assert (
         difference(
             {name: found[name] for name in statistics}, {name: one[name] for name in statistics}
@@ -114,7 +111,7 @@ def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, preci
 
 
 def test_micro_batches_in_bf16_add_up_in_fp32(tmp_path: Path) -> None:
-    # Every rank has whole micro-batches, which one process can take one after another.
+    # The micro-batches divide evenly, so one process can compute them one after another.
     asked = request(
         tmp_path,
         [40, 20],
@@ -125,13 +122,13 @@ def test_micro_batches_in_bf16_add_up_in_fp32(tmp_path: Path) -> None:
     )
     asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
     assert train(asked).steps == 20
-    # The order of a sum in fp32 seldom tells after rounding to bf16; sums in bf16 would tell at once.
+    # After rounding to bf16, the order of an fp32 sum rarely shows; bf16 sums would differ a lot.
     whole = difference(alone(asked, [60]), alone(asked, [10] * 4 + [5] * 4))
     assert difference(trained(tmp_path), alone(asked, [10] * 4 + [5] * 4)) < whole / 4
 
 
 @pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_a_stopped_training_in_half_precision_goes_on_to_the_last_digit(
+def test_a_stopped_training_in_half_precision_resumes_to_the_last_digit(
     tmp_path: Path, precision: str
 ) -> None:
     settings: dict[str, Any] = {
@@ -161,7 +158,7 @@ def test_a_stopped_training_in_half_precision_goes_on_to_the_last_digit(
 
 
 class Together:
-    """The collective of ranks that are threads of this process."""
+    """A collective of two ranks that are threads of this process."""
 
     def __init__(self, rank: int, shared: dict[str, Any]) -> None:
         self.rank, self.size, self.wait_s = rank, 2, 0.0
@@ -188,10 +185,9 @@ class Together:
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_where_one_rank_overflows_in_fp16_all_leave_the_step_out(
-    tmp_path: Path, norm: bool
-) -> None:
-    # The first device's type has no bf16 units: it computes in fp16, the other in bf16, which has fp32's range.
+def test_if_one_rank_overflows_in_fp16_all_skip_the_step(tmp_path: Path, norm: bool) -> None:
+    # The first device type has no bf16 units and computes in fp16; the other uses bf16, which has
+    # the range of fp32.
     devices = [{"type": "nvidia-t4"}, {"type": "cpu"}]
     asked = request(tmp_path, SPLIT, precision="amp", devices=devices, model={"norm": norm})
     dataset, shared = data.load(asked.job.data), {"barrier": threading.Barrier(2)}
@@ -225,14 +221,15 @@ def test_where_one_rank_overflows_in_fp16_all_leave_the_step_out(
     for thread in threads:
         thread.join(120)
     assert overflowed[0][0]
-    assert norm or not any(overflowed[1])  # batch normalisation hands it on
+    assert norm or not any(overflowed[1])  # batch normalisation spreads the overflow
     assert all(
         torch.equal(start[name], value) for one in after_first for name, value in one.items()
     )
     assert found[0] == found[1]
     scales = [scale for _, scale in found[0]]
     assert scales[0] == MOST / 2
-    assert scales[-1] == scales[-5] == MOST / 2 ** sum(overflowed[0])  # it has found one that holds
+    # The scale has become stable.
+    assert scales[-1] == scales[-5] == MOST / 2 ** sum(overflowed[0])
     for name, value in ranks[0].model.named_parameters():
         assert torch.equal(value, ranks[1].model.get_parameter(name))
     assert found[0][-1][0] < found[0][0][0]
@@ -242,7 +239,7 @@ def test_where_one_rank_overflows_in_fp16_all_leave_the_step_out(
     assert ranks[1].loss_scale == ranks[0].loss_scale
 
 
-def test_the_loss_scale_halves_at_overflows_and_doubles_after_a_while_within_its_bounds() -> None:
+def test_the_loss_scale_halves_at_overflows_and_doubles_later_within_its_bounds() -> None:
     scale = LossScale()
     first = scale.value
     scale.after_step(overflowed=True)

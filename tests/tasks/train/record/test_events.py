@@ -1,4 +1,4 @@
-"""A training that is followed while it runs: rows before the store has them, and what happened."""
+"""Rows and events of a training are readable while it runs, and complete afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainwright.tasks.train.record import events
 from trainwright.tasks.train.record.live import Parts, happened, recorded
 
 
-def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_folder(
+def test_rows_are_readable_during_training_and_events_end_up_in_the_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"file://{tmp_path}/runs/case/20260101T000001Z-abcdef"
@@ -55,19 +55,19 @@ def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_
 
 
 @pytest.mark.parametrize("kept", [(True, True), (True, False), (False, True)])
-def test_a_run_that_comes_back_to_a_machine_has_what_happened_on_all_of_them(
+def test_a_run_that_moves_between_machines_keeps_the_events_of_all(
     tmp_path: Path, kept: tuple[bool, bool]
 ) -> None:
-    store, told = FolderStore(tmp_path / "run"), []
+    store, expected = FolderStore(tmp_path / "run"), []
     for number, (machine, stored) in enumerate(zip("ab", kept, strict=True)):
         events.fetch(store, tmp_path / machine)
         for epoch in (2 * number, 2 * number + 1):
             events.EventRecorder(tmp_path / machine)({"event": "epoch", "epoch": epoch})
-        if stored:  # a machine that dies keeps its own
+        if stored:  # otherwise the machine died before it could upload
             store.put_file(events.KEY, tmp_path / machine / events.KEY)
         if stored or machine == "a":
-            told += [2 * number, 2 * number + 1]
+            expected += [2 * number, 2 * number + 1]
     events.fetch(store, tmp_path / "a")
     events.EventRecorder(tmp_path / "a")({"event": "epoch", "epoch": 4})
     found = events.parse((tmp_path / "a" / events.KEY).read_bytes())
-    assert [one["epoch"] for one in found] == [*told, 4]
+    assert [one["epoch"] for one in found] == [*expected, 4]

@@ -1,4 +1,4 @@
-"""The rows of steps until the store has them: whoever is killed, each rank has each step once."""
+"""The step journal: whichever ranks are killed, each rank has each step exactly once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL = 10**7
 
 
 def last_of(step: int, members: list[int]) -> dict[str, Any]:
-    """The step before, as every member saw it."""
+    """The last finished step before `step`, as every member saw it."""
     return {"row": {"step": step - 1, "loss": 0.5}, "parts": [8, 4], "members": members}
 
 
@@ -28,12 +28,12 @@ def steps(work: Path, rank: int) -> list[int]:
     ]
 
 
-def test_who_takes_the_place_of_a_killed_rank_goes_on_after_its_whole_rows(tmp_path: Path) -> None:
+def test_the_replacement_of_a_killed_rank_continues_after_its_complete_rows(tmp_path: Path) -> None:
     killed = StepJournal(tmp_path, 1)
     for step in range(4):
         killed.add(step=step, loss=1 / (step + 3))
     with segment_path(tmp_path, 1, 0).open("a") as file:
-        file.write('{"step": 4, "lo')  # cut short
+        file.write('{"step": 4, "lo')  # an incomplete line
     journals = Journals(tmp_path)
     journals.align(3, None, DEVICES, lambda: 0)
     after = StepJournal(tmp_path, 1)
@@ -44,7 +44,7 @@ def test_who_takes_the_place_of_a_killed_rank_goes_on_after_its_whole_rows(tmp_p
     ]
 
 
-def test_a_member_that_was_lost_before_it_noted_the_last_step_gets_a_row_without_figures(
+def test_a_member_lost_before_it_recorded_the_last_step_gets_a_row_without_figures(
     tmp_path: Path,
 ) -> None:
     for rank, rows in ((0, 3), (1, 2)):
@@ -59,7 +59,7 @@ def test_a_member_that_was_lost_before_it_noted_the_last_step_gets_a_row_without
     assert (row["loss"], row["compute_s"], row["energy_j"]) == (0.5, 0.0, None)
 
 
-def test_a_row_that_the_store_has_is_not_added_again(tmp_path: Path) -> None:
+def test_a_row_that_was_uploaded_is_not_added_again(tmp_path: Path) -> None:
     Journals(tmp_path).align(3, last_of(3, [0, 1]), DEVICES, lambda: 3)
     assert Journals(tmp_path).parts(ALL) == []
 
@@ -71,7 +71,7 @@ def test_a_row_that_the_store_has_is_not_added_again(tmp_path: Path) -> None:
     committed=st.integers(0, 12),
     torn=st.booleans(),
 )
-def test_wherever_ranks_end_all_have_each_step_once_when_they_are_aligned(
+def test_after_alignment_all_ranks_have_each_step_once_wherever_they_ended(
     tmp_path_factory: Any,
     cuts: list[set[int]],
     ahead: list[int],

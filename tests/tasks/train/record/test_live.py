@@ -1,4 +1,4 @@
-"""What a run has recorded so far: parts of the store and rows that wait for it, as one stream."""
+"""Reading what a run has recorded so far: uploaded parts and local rows as one stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _journals(run: Run, ranks: int) -> list[StepJournal]:
     return [StepJournal(run.work_path, rank) for rank in range(ranks)]
 
 
-def test_rows_are_there_before_the_store_has_them_and_once_afterwards(home: Path) -> None:
+def test_each_row_appears_once_whether_it_is_uploaded_or_not(home: Path) -> None:
     run = _begun(home)
     journals = _journals(run, 2)
     for step in range(10):
@@ -52,7 +52,7 @@ def test_rows_are_there_before_the_store_has_them_and_once_afterwards(home: Path
     assert {row["step"] for row in stored["rows"]} == set(range(6))
 
 
-def test_what_is_done_again_counts_in_place_of_what_was(home: Path) -> None:
+def test_the_row_of_a_repeated_step_replaces_the_earlier_one(home: Path) -> None:
     run = _begun(home)
     (journal,) = _journals(run, 1)
     for step in range(6):
@@ -65,7 +65,7 @@ def test_what_is_done_again_counts_in_place_of_what_was(home: Path) -> None:
     assert [row["loss"] for row in found["rows"]][:5] == [1.0, 1.0, 1.0, 2.0, 2.0]
 
 
-def test_a_line_that_is_being_written_is_not_read(home: Path) -> None:
+def test_an_incomplete_line_is_not_read(home: Path) -> None:
     run = _begun(home)
     (journal,) = _journals(run, 1)
     journal.add(**_row(0, 0))
@@ -82,7 +82,7 @@ def test_a_line_that_is_being_written_is_not_read(home: Path) -> None:
     first=st.integers(0, 130),
     most=st.integers(1, 300),
 )
-def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
+def test_charts_get_the_same_rows_for_any_division_into_parts(
     tmp_path_factory: Any, steps: int, ranks: int, every: int, first: int, most: int
 ) -> None:
     run = begin_run(f"file://{tmp_path_factory.mktemp('store')}", "small", 1)
@@ -94,7 +94,7 @@ def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
                 write_rows(run, f"steps-rank{rank}", rows)
                 rows = []
     whole = recorded(run, Parts(), most=most)
-    assert whole["stride"] * most >= steps * ranks  # as few as asked for
+    assert whole["stride"] * most >= steps * ranks  # at most `most` rows
     wanted = [(step, rank) for step in range(0, steps, whole["stride"]) for rank in range(ranks)]
     assert [(row["step"], row["rank"]) for row in whole["rows"]] == wanted
     rest = recorded(run, Parts(), first, most=most)
@@ -104,7 +104,7 @@ def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
     assert rest["newest"] == whole["newest"]
 
 
-def test_what_happens_is_kept_with_its_time_and_other_progress_is_not(home: Path) -> None:
+def test_events_are_recorded_with_their_time_and_other_progress_is_not(home: Path) -> None:
     run = _begun(home)
     record = events.EventRecorder(run.work_path)
     record(

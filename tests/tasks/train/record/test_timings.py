@@ -1,4 +1,4 @@
-"""What each rank spends a step on: the slowest waits for nobody, and time in sums is either waiting or communication."""
+"""Each rank's step time is compute, waiting or communication; the slowest rank does not wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainwright.tasks.train.record.timings import Figures, memory_bytes
 
 
 class Place:
-    """A rank's place among three; its time in sums is set by the test."""
+    """A collective with three ranks; the test sets its time in sums."""
 
     size = 3
 
@@ -23,18 +23,18 @@ class Place:
         self.rank, self.wait_s = rank, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        raise AssertionError("the figures travel with the step's own sum")
+        raise AssertionError("the figures must be part of the step's own sum")
 
     start_sum = finish = shutdown = sum_  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("in_sums_s", [0.0, 150.0, 30000.0])
-def test_ranks_hear_of_each_other_and_split_their_time_in_sums(in_sums_s: float) -> None:
+def test_ranks_share_their_figures_and_split_their_time_in_sums(in_sums_s: float) -> None:
     places = [Place(rank) for rank in range(3)]
     ranks = [Figures(place, torch.device("cpu"), None) for place in places]  # type: ignore[arg-type]
     for place, figures in zip(places, ranks, strict=True):
         figures.begin()
-        place.wait_s -= 100.0 * place.rank  # as if it had been at work for so much longer
+        place.wait_s -= 100.0 * place.rank  # as if it had computed for that much longer
     summed = sum(figures.arrive(0.1 * rank) for rank, figures in enumerate(ranks))
     assert isinstance(summed, torch.Tensor)
     for place, figures in zip(places, ranks, strict=True):
@@ -51,15 +51,15 @@ def test_ranks_hear_of_each_other_and_split_their_time_in_sums(in_sums_s: float)
     assert ranks[2].own.wait_s == 0
 
 
-def test_memory_is_what_the_process_holds() -> None:
+def test_memory_bytes_counts_the_memory_of_the_process() -> None:
     before = memory_bytes(torch.device("cpu"))
-    held = mmap.mmap(-1, 2**26)  # of the allocator's, what was freed before may be held again
+    held = mmap.mmap(-1, 2**26)  # not from the allocator, which may reuse freed memory
     for _ in range(64):
         held.write(bytes(2**20))
     assert 0.9 * len(held) < memory_bytes(torch.device("cpu")) - before < 1.5 * len(held)
 
 
-def test_what_nothing_measures_is_empty_in_a_column_of_numbers() -> None:
+def test_figures_that_nothing_measures_are_nulls_of_type_double() -> None:
     table = pq.read_table(io.BytesIO(encode([{"step": 0, **NOT_MEASURED}])))
     assert str(table.schema.field("energy_j").type) == "double"
     assert table.column("energy_j").to_pylist() == [None]

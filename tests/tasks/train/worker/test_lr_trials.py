@@ -99,7 +99,7 @@ def test_the_trials_decide_and_the_reason_and_the_plot_show_them() -> None:
     assert search.interval == (0.01, 0.1)
     assert 0.01 < search.learning_rate < 0.03  # a third above is worse than a third below
     assert "of 3 trainings of 50 steps" in search.reason
-    assert "0.03 reached the least loss (0.4)" in search.reason
+    assert "0.03 reached the lowest loss (0.4)" in search.reason
     assert LearningRateSearch.model_validate_json(search.model_dump_json()) == search
     assert "trials" in plot(search)
 
@@ -111,8 +111,8 @@ def test_if_the_best_trial_has_the_highest_rate_it_is_chosen() -> None:
     ]
     search = with_trials(falling(), trials)
     assert search.learning_rate == 0.9
-    assert "rates from 0.1 to 2.7 (the ramp's loss ran away at" in search.reason
-    assert search.reason.endswith("0.9 reached the least loss (0.4)")
+    assert "rates from 0.1 to 2.7 (the ramp's loss diverged at" in search.reason
+    assert search.reason.endswith("0.9 reached the lowest loss (0.4)")
 
 
 def test_if_all_trials_diverge_the_ramps_rate_is_chosen() -> None:
