@@ -1,4 +1,4 @@
-"""Checkpoints: taken while training goes on, and brought to the store by the launcher alone.
+"""Checkpoints: ranks write them to a staging folder during training, the launcher uploads them.
 
     rank                           launcher                        store
     writes its part to the
@@ -8,18 +8,19 @@
                                              state, index      ->  …/state.json, checkpoints.json
     may take another       <-      `release`
 
-A part is safe when its rank has reported it, a checkpoint when it is marked: it is staged then.
+A part is safe once its rank has reported it. A checkpoint is staged, and safe, once it is marked.
 
-what ends                    what becomes of checkpoints
-a rank, before its `part`    the one under way is dropped; the group that goes on takes another
-a rank, after it; all ranks  what is staged reaches the store, and training goes on from there
-the launcher                 the next start on this machine brings what is staged to the store
-the store                    they are staged on disk, as many as the policy keeps, and follow later
-a host                       as its ranks; parts that it had sent are on the launcher's machine
-shared memory or disk, full  they are staged in the other; if both are, that one is not kept
-the machine                  what was synced to its disk while the store was away counts
-the lease, to another        the index no longer changes: nothing of this launch counts (`fence`)
+failure                      effect on checkpoints
+rank lost before `part`      the unfinished one is dropped; the remaining group takes another
+rank lost later; all lost    staged ones are uploaded, and training resumes from the newest
+launcher killed              the next start on this machine uploads the staged ones
+store unreachable            staged on disk, as many as the policy keeps, and uploaded later
+host lost                    like its ranks; parts that it had sent are on the launcher's machine
+shared memory or disk full   staged in the other one; if both are full, it is not kept
+machine restarts             those synced to disk while the store was unreachable remain
+lease lost to another launch the index no longer changes: later ones of this launch don't count
 
 `saver` is the ranks' side, `coordinator` and `uploader` the launcher's, `staged` the folder between
-them; `files`, `tensors` and `shards` say what a checkpoint holds, `fence` which of them count.
+them. `files`, `tensors` and `shards` define the content of a checkpoint; `fence` decides which
+checkpoints count.
 """

@@ -1,14 +1,14 @@
-"""The launcher's side of checkpoints: joins the parts of the ranks, and answers their questions.
+"""The launcher's side of checkpoints: collects the ranks' parts, and answers their questions.
 
-A checkpoint is staged when all members of the group that began it have reported their parts; the
-uploader gets it then. If a rank is lost before, the checkpoint can't become whole: it is dropped,
-and the next group takes another at once.
+Once all members of the group that began a checkpoint have reported their parts, it is staged and
+handed to the uploader. If a rank is lost before that, the checkpoint can't be completed: it is
+dropped, and the next group takes another at once.
 
 | a rank asks | answer |
 |---|---|
-| choose step best required | `choice`: what to do about a checkpoint while others are under way |
-| settled | when all that this rank has sent before was handled |
-| align step last | when the journals of all ranks end with the last finished step |
+| choose step best required | `choice`: what to do about a checkpoint while others are pending |
+| settled | once all earlier messages of this rank were handled |
+| align step last | once the journals of all ranks end with the last finished step |
 | back | `checkpoint`: the folder of the newest one in the store, null if none; or `error` |
 """
 
@@ -27,11 +27,11 @@ from trainwright.tasks.train.checkpoint.staged import RESUME, Staged, part_name
 from trainwright.tasks.train.checkpoint.uploader import Uploader
 
 SKIP, WRITE, SPILL, WAIT = 0, 1, 2, 3
-"""What a rank does: no checkpoint, one in shared memory, one on disk; or it asks again later."""
+"""A rank's choices: skip it, write to shared memory, write to disk, or ask again later."""
 
 
 class Speaks(Protocol):
-    """How a process of a rank is spoken to."""
+    """The launcher's connection to a rank's process."""
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message."""
@@ -40,7 +40,7 @@ class Speaks(Protocol):
 
 @dataclass(eq=False)
 class Begun:
-    """A checkpoint that a group has begun: what its ranks have reported."""
+    """A checkpoint that a group has begun, with the parts reported so far."""
 
     generation: int
     step: int
@@ -52,12 +52,12 @@ class Begun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return part_name(self.generation, self.step)
 
 
 class Coordinator:
-    """Hears the ranks of one launch. The launcher's threads may share it."""
+    """Handles the checkpoint messages of one launch's ranks. Thread-safe."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Coordinator:
         self._staged: dict[Staged, Begun] = {}
         self._dropped: set[str] = set()
         self._failed = ""
-        """why the newest checkpoint could not be staged"""
+        """why the newest checkpoint could not be staged; empty if it was"""
         self.safe = uploader.stored
-        """the step of the newest checkpoint that is staged or stored"""
+        """the step of the newest checkpoint that is staged or uploaded"""
         uploader.removed = self._removed
 
     def begin(self, generation: int, members: Collection[int]) -> None:
-        """A worker group was formed."""
+        """Register a new worker group."""
         with self._lock:
             self._members[generation], self._lost[generation] = list(members), set()
 
@@ -100,7 +100,7 @@ class Coordinator:
         state: dict[str, Any] | None = None,
         failed: str | None = None,
     ) -> None:
-        """A rank has written its part of a checkpoint to these files, or has failed to."""
+        """Handle a rank's report: it wrote its part to these files, or failed to."""
         with self._lock:
             one = Begun(generation, step, self._members[generation])
             if one.name in self._dropped:
@@ -128,7 +128,7 @@ class Coordinator:
         self._uploader.submit(staged)
 
     def lost(self, rank: int) -> None:
-        """The process of a rank has ended: what it has not reported does not come any more."""
+        """Handle the end of a rank's process: parts that it has not reported will not come."""
         with self._lock:
             for generation, members in self._members.items():
                 if rank in members:
@@ -147,10 +147,10 @@ class Coordinator:
         self._release(one, again=False)
         if why is None:
             return
-        if not self._failed:  # once, however many are lost to the same cause
+        if not self._failed:  # one notice, even if several fail for the same reason
             self._uploader.notice(
-                f"the checkpoint of step {one.step} is not kept; training goes on with the one "
-                f"before: {why}"
+                f"the checkpoint of step {one.step} is not kept, and the one before stays the "
+                f"newest: {why}"
             )
         self._failed = f"the checkpoint of step {one.step} could not be stored: {why}"
 
@@ -168,7 +168,7 @@ class Coordinator:
 
     def answer(self, owner: Speaks, about: str, number: int, **asked: Any) -> None:
         """Answer a rank's question `number`."""
-        if about == "back":  # which takes as long as the store does
+        if about == "back":  # in a thread, because it waits for the store
             arguments = owner, number
             threading.Thread(target=self._back, args=arguments, name="back", daemon=True).start()
             return
@@ -181,7 +181,11 @@ class Coordinator:
         owner.send("answer", number=number, **found)
 
     def _choose(self, step: int, *, best: bool, required: bool) -> int:
-        """Skip the newest checkpoint that waits; if it is to be kept, this one, unless required."""
+        """Decide about a checkpoint while two earlier ones are pending.
+
+        Skips the newest pending one for it, if that one need not be kept. Otherwise skips this
+        one, unless it is required.
+        """
 
         def may_skip(other: State) -> bool:
             every = self._policy.keep_every
@@ -199,9 +203,9 @@ class Coordinator:
             else:
                 waiting, skipped = self._uploader.skip(may_skip)
                 if not waiting:
-                    return WRITE  # one has just been stored
+                    return WRITE  # one was uploaded in the meantime
         if skipped is not None:
-            message = f"the checkpoint of step {skipped} is skipped for that of {step}: "
+            message = f"the checkpoint of step {skipped} is skipped in favour of step {step}: "
             self._uploader.notice(f"{message}the store is slow")
             return WRITE
         if not required:
@@ -218,31 +222,34 @@ class Coordinator:
 
     @property
     def folder(self) -> str | None:
-        """Where the checkpoint lies that ranks begin with; None: they begin at step 0."""
+        """The folder of the checkpoint from which ranks start; None: they start at step 0."""
         folder = self._uploader.place.work / RESUME
         return str(folder) if (folder / STATE).exists() else None
 
     def restore(self) -> None:
-        """All ranks were lost: the next group begins with the newest checkpoint."""
+        """All ranks were lost: make the next group start from the newest checkpoint."""
         self._rewind()
-        where = f"goes on from the checkpoint of step {self.safe}" if self.folder else "begins anew"
-        self._uploader.notice(f"no rank that had the training's state is left: it {where}")
+        start = f"the checkpoint of step {self.safe}" if self.folder else "step 0"
+        self._uploader.notice(
+            f"all ranks with the training's state were lost; resumes from {start}"
+        )
 
     def _rewind(self) -> None:
-        """Wait until the store has what is staged, and go back to the newest checkpoint there."""
+        """Upload all staged checkpoints, and go back to the newest one in the store."""
         with self._lock:
             for one in list(self._begun.values()):
                 self._drop(one, None)
-            self._dropped.clear()  # no part of them is under way, and their steps come again
+            # No more parts of them can arrive, and their steps will be repeated.
+            self._dropped.clear()
         self._uploader.go_back(self._stop, self._patience_s)
         self.safe = self._uploader.stored
 
     def settle(self) -> None:
-        """All ranks are done: see `Uploader.settle`. Raises ServiceUnreachable."""
+        """Wait for all uploads at the end (`Uploader.settle`). Raises ServiceUnreachable."""
         self._uploader.settle(self._stop, self._patience_s)
         if self._failed:
             raise ServiceUnreachable(self._failed, service="store")
 
     def check(self) -> None:
-        """Raise what has ended the uploader."""
+        """Raise the error that ended the uploader, if any."""
         self._uploader.check()

@@ -1,10 +1,10 @@
-"""Which checkpoints count, and which launch may add to them: checkpoints.json, the index.
+"""Fencing: an index, checkpoints.json, lists the valid checkpoints and the launch that may add.
 
-A checkpoint exists if the index lists it. The index is only changed by compare-and-swap, and each
-launch of a training first puts its own name (`owner`) there, with the fencing token of its lease.
-So a launch that slept through the end of its lease changes nothing: its swaps fail, its files are
-not listed, and it can't replace those of its successor. Runs without an index get one of the
-checkpoints that they hold.
+A checkpoint exists if the index lists it. The index is only changed by compare-and-swap. Each
+launch of a training first writes its own name (`owner`) there, with the fencing token of its lease.
+So a launch that was suspended beyond the end of its lease can do no harm: its swaps fail, its files
+are not listed, and it can't replace its successor's files. For a run without an index, one is built
+from the checkpoints in its folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def folder_name(step: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint of the index: its state.json by SHA-256; `best` if it was when it was taken."""
+    """A checkpoint in the index: SHA-256 of its state.json; `best`: the best when it was taken."""
 
     step: int
     sha256: str
@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """The checkpoints that count, by step, and the launch that may add to them."""
+    """The valid checkpoints by step, and the launch that may add to them."""
 
     owner: str = ""
     token: int = 0
@@ -62,7 +62,7 @@ class Index:
 
 
 def read_index(store: ObjectStore) -> tuple[Index, str | None]:
-    """The index and the mark of its version; without an index, one of all checkpoints, and None."""
+    """The index and its version; without an index, one built from the folder, and None."""
     try:
         data, version = store.get_versioned(INDEX)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def read_index(store: ObjectStore) -> tuple[Index, str | None]:
         entries.sort(key=lambda one: one.step)
         return Index(str(found["owner"]), int(found["token"]), entries), version
     except (ValueError, TypeError, KeyError) as error:
-        _log.warning("%s/%s is damaged; every checkpoint there counts: %r", store.uri, INDEX, error)
+        _log.warning("%s/%s is damaged; all checkpoints there count: %r", store.uri, INDEX, error)
         return _of_what_is_there(store), version
 
 
@@ -106,7 +106,7 @@ def _folders(store: ObjectStore) -> dict[int, list[str]]:
 
 
 def retained(entries: list[Entry], policy: CheckpointPolicy) -> list[Entry]:
-    """Those that the policy keeps, by step: the last ones, the newest best, every so many steps."""
+    """The checkpoints that the policy keeps: the last, the newest best, and every `keep_every`."""
     ordered = sorted(entries, key=lambda one: one.step)
     keep = {one.step for one in ordered[-policy.keep_last :]}
     if policy.keep_best:
@@ -117,17 +117,17 @@ def retained(entries: list[Entry], policy: CheckpointPolicy) -> list[Entry]:
 
 
 class Fence:
-    """The right of one launch to add checkpoints. It ends when another launch takes it."""
+    """One launch's right to add checkpoints. It ends when another launch claims it."""
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
         self.store, self.owner = store, owner
         self._known: tuple[Index, str] | None = None
-        """the index and its version as this launch wrote it last: true until another writes it"""
+        """the index and version that this launch last wrote; valid until another launch writes"""
         self._files: dict[int, list[str]] | None = None
         """the files of each checkpoint in the store; None: list them at the next commit"""
 
     def require(self) -> Index:
-        """The index as it is now. Raises RunHeld if it is another launch's."""
+        """Read the index. Raises RunHeld if it belongs to another launch."""
         index, _ = read_index(self.store)
         self._check(index)
         return index
@@ -136,11 +136,11 @@ class Fence:
         if index.owner != self.owner:
             raise RunHeld(
                 f"{self.store.uri}: another launch of this training has taken over (lease token "
-                f"{index.token}); what this one did since does not count"
+                f"{index.token}); the work of this launch since then is discarded"
             )
 
     def put(self, key: str, data: Content, digest: str | None = None) -> None:
-        """Write a file, which does not count until it is listed; `digest` as in `create`.
+        """Write a file, which counts only once `commit` lists it; `digest` as in `create`.
 
         Raises RunHeld instead of replacing a successor's file.
         """
@@ -153,7 +153,7 @@ class Fence:
                 continue
             if there == data:
                 return
-            # After the version was read: whatever a successor writes from now on has another.
+            # Check after reading the version: a successor's later write would change it.
             self.require()
             if self.store.swap(key, data, version, digest):
                 return
@@ -162,7 +162,7 @@ class Fence:
         )
 
     def commit(self, entry: Entry, files: Iterable[str], policy: CheckpointPolicy) -> None:
-        """List a checkpoint whose files are all there; delete those that the policy drops.
+        """List a checkpoint whose files are all uploaded; delete those that the policy drops.
 
         Raises RunHeld.
         """
@@ -174,11 +174,11 @@ class Fence:
         self._sweep(self._files, lambda step: step < entry.step and step not in kept)
 
     def look_again(self) -> None:
-        """A checkpoint may have been left incomplete: the next commit lists what is there."""
+        """Make the next commit list the folder: a checkpoint may have been left incomplete."""
         self._files = None
 
     def forget(self, after: int) -> None:
-        """Delete all checkpoints after a step and all incomplete ones: that work is done again."""
+        """Delete incomplete checkpoints and all after a step, since the steps will be repeated."""
         index = self._change(lambda index: [one for one in index.checkpoints if one.step <= after])
         kept = {one.step for one in index.checkpoints}
         self._sweep(_folders(self.store), lambda step: step not in kept)
@@ -186,7 +186,7 @@ class Fence:
 
     def _change(self, entries: Callable[[Index], list[Entry]]) -> Index:
         for _ in range(_TRIES):
-            known, self._known = self._known, None  # if the swap fails, it is out of date
+            known, self._known = self._known, None  # outdated if the swap below fails
             index, version = known or read_index(self.store)
             self._check(index)
             wanted = Index(index.owner, index.token, entries(index))
@@ -201,7 +201,7 @@ class Fence:
 
     def _sweep(self, there: dict[int, list[str]], gone: Callable[[int], bool]) -> None:
         for step in [step for step in there if gone(step)]:
-            # The state first: without it, no reader takes the rest for a checkpoint.
+            # Delete the state first: without it, no reader treats the rest as a checkpoint.
             names = sorted(there[step], key=lambda name: name != STATE)
             self.store.delete(*(f"{folder_name(step)}/{name}" for name in names))
             del there[step]
@@ -212,16 +212,16 @@ def _without(index: Index, step: int) -> list[Entry]:
 
 
 def claim(store: ObjectStore, token: int | None) -> Fence:
-    """Take the right to add checkpoints in the name of a lease's token (None: without a lease).
+    """Claim the right to add checkpoints, with a lease's token (None: without a lease).
 
-    Raises RunHeld if the holder of a later lease has taken it before.
+    Raises RunHeld if the holder of a later lease has claimed it.
     """
     for _ in range(_TRIES):
         index, version = read_index(store)
         if token is not None and token < index.token:
             raise RunHeld(
                 f"{store.uri}: its checkpoints belong to a later lease (token {index.token}; this "
-                f"one's is {token}); if the ledger was made anew meanwhile, start a new run with "
+                f"one's is {token}); if the ledger was recreated meanwhile, start a new run with "
                 "--new",
                 token=token,
                 newest=index.token,

@@ -1,8 +1,9 @@
-"""What a checkpoint holds, and how one is read: verified, or passed over for the one before.
+"""The content of a checkpoint, and how to read one: verified, falling back to the one before.
 
-checkpoints/step-00000120/model.safetensors, optimizer.safetensors and state.json; the tensors of a
-large one lie in shards, one a rank. state.json is written last and holds size and SHA-256 of the
-other files. `fence` lists the checkpoints that count. Nothing is pickled.
+A checkpoint is checkpoints/step-00000120/ with model.safetensors, optimizer.safetensors and
+state.json. The tensors of a large one are sharded, one shard per rank. state.json is written last
+and holds size and SHA-256 of the other files. `fence` decides which checkpoints count. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -27,47 +28,47 @@ if TYPE_CHECKING:
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FILE = re.compile(r"^(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors$")
-"""The name of a file of tensors."""
+"""The pattern of names of tensor files."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class State:
-    """What the training goes on from besides tensors. `step` is the number of finished steps."""
+    """The state of a training besides its tensors. `step` is the number of finished steps."""
 
     step: int
     epoch: int
     split: list[int]
     metrics: dict[str, float] = field(default_factory=dict)
-    """of the last finished epoch"""
+    """validation metrics of the last finished epoch"""
     best: bool = False
-    """whether this checkpoint's metrics are the best so far"""
+    """whether this checkpoint's metrics were the best so far"""
     best_score: float | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
-    """all changes of the split so far"""
+    """all split events so far"""
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    """rows of finished epochs that the store may lack"""
+    """rows of finished epochs that may not be uploaded yet"""
     epoch_loss_sum: float = 0.0
     epoch_samples: int = 0
     samples: int = -1
-    """taken since the training began: with the rows, its place in the epoch; -1: not recorded"""
+    """samples since the training began, which give the position in the epoch; -1: not recorded"""
     adaptive: dict[str, Any] = field(default_factory=dict)
-    """the noise scale, and the batch's growth if the job lets it grow"""
+    """the noise scale, and the state of the adaptive batch if the job uses it"""
     duration_s: float = 0.0
-    """of the whole training until here"""
+    """duration of the training so far"""
     members: list[int] | None = None
-    """the ranks that the split is for; None: all"""
+    """the ranks for which the split was made; None: all"""
     rate_factor: float = 1.0
-    """what is left of the learning rate after the loss ran away"""
+    """the factor on the learning rate after divergences of the loss"""
     setbacks: int = 0
-    """how often it did"""
+    """the number of divergences so far"""
     first_losses: list[float] = field(default_factory=list)
-    """of the first steps: what later losses are compared to"""
+    """losses of the first steps, to which later losses are compared"""
     smoothed_loss: float = 0.0
     sha256: dict[str, str] = field(default_factory=dict)
-    """of each file of tensors, by its name"""
+    """SHA-256 of each tensor file, by name"""
     size_bytes: dict[str, int] = field(default_factory=dict)
-    """of each file of tensors; absent in version 1"""
+    """size of each tensor file, by name; absent in version 1"""
     owner: str = ""
     """the launch that wrote it (`fence`)"""
     token: int | None = None
@@ -79,18 +80,18 @@ class State:
         return json.dumps(vars(self), indent=1).encode()
 
     def add_file(self, name: str, data: Content) -> str:
-        """Note size and SHA-256 of a file of tensors; the latter."""
+        """Record size and SHA-256 of a tensor file; returns the SHA-256."""
         self.size_bytes[name], self.sha256[name] = len(data), sha256(data)
         return self.sha256[name]
 
 
 def initial_batch(state: State) -> int:
-    """The global batch that the training began with."""
+    """The initial global batch of the training."""
     return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
 
 
 def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
-    """Make a checkpoint of files that are all in the store. Raises RunHeld."""
+    """Complete a checkpoint whose tensor files are all in the store. Raises RunHeld."""
     data = state.encoded()
     digest = sha256(data)
     fence.put(f"{folder_name(state.step)}/{STATE}", data, digest)
@@ -98,34 +99,34 @@ def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
 
 
 def parsed(data: bytes) -> State:
-    """The state in these bytes, without fields of a later version. Raises CorruptArtefact."""
+    """Parse a state.json; ignores fields of later versions. Raises CorruptArtefact."""
     try:
         document = json.loads(data)
         state = State(
             **{name: document[name] for name in document if name in State.__dataclass_fields__}
         )
-        strange = [name for name in state.sha256 if not FILE.match(name)]
+        unknown = [name for name in state.sha256 if not FILE.match(name)]
     except (ValueError, TypeError, AttributeError) as error:
         raise CorruptArtefact(f"{STATE}: {error}") from error
-    if strange:
-        raise CorruptArtefact(f"{STATE}: names a file {strange[0]!r}")
+    if unknown:
+        raise CorruptArtefact(f"{STATE}: lists a file {unknown[0]!r}, which is no tensor file")
     return state
 
 
 def list_states(store: ObjectStore) -> list[State]:
-    """The states of the checkpoints, by step. A damaged one is passed over, with a warning."""
+    """The states of the checkpoints, by step. Skips damaged ones, with a warning."""
     found = []
     for entry in read_index(store)[0].checkpoints:
         try:
             key = f"{folder_name(entry.step)}/{STATE}"
             found.append(parsed(get_verified(store, key, entry.sha256)))
         except CorruptArtefact as error:
-            _log.warning("%s: step %d is damaged, passed over: %s", store.uri, entry.step, error)
+            _log.warning("%s: skips the damaged step %d: %s", store.uri, entry.step, error)
     return found
 
 
 def best_of(states: list[State]) -> State | None:
-    """The newest of those that were the best when they were written."""
+    """The newest checkpoint that was the best when it was written."""
     return next((state for state in reversed(states) if state.best), None)
 
 
@@ -134,13 +135,13 @@ def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]
     stem, folder = name.split(".")[0], folder_name(state.step)
     files = sorted(file for file in state.sha256 if re.split(r"[-.]", file)[0] == stem)
     if not files and name == MODEL:
-        raise CorruptArtefact(f"{store.uri}/{folder}/{STATE}: names no {name}")
+        raise CorruptArtefact(f"{store.uri}/{folder}/{STATE}: lists no {name}")
     sizes = {item.key: item.size for item in store.list(f"{folder}/")}
     paths = []
     for file in files:
         key = f"{folder}/{file}"
         size = sizes.get(key, 0)
-        if size != state.size_bytes.get(file, size):  # before it is read into memory
+        if size != state.size_bytes.get(file, size):  # check before reading it into memory
             raise CorruptArtefact(
                 f"{store.uri}/{key}: has {size} bytes; {state.size_bytes[file]} were written"
             )
@@ -162,7 +163,7 @@ def whole_model(store: ObjectStore, state: State) -> bytes:
 
 
 def fetch_latest(store: ObjectStore, into: Path) -> State | None:
-    """Download the newest checkpoint that is whole into a folder; None if there is none."""
+    """Download the newest intact checkpoint into a folder; None if there is none."""
     states = list_states(store)
     for place, state in reversed(list(enumerate(states))):
         try:
@@ -170,9 +171,9 @@ def fetch_latest(store: ObjectStore, into: Path) -> State | None:
                 fetch(store, state, name, into)
         except CorruptArtefact as error:
             instead = (
-                "the checkpoint before is used"
+                "the checkpoint before it is used"
                 if place
-                else "there is none before it: training begins anew"
+                else "there is none before it: training starts from step 0"
             )
             progress.emit("notice", message=f"{error}; {instead}")
             continue
@@ -182,7 +183,7 @@ def fetch_latest(store: ObjectStore, into: Path) -> State | None:
 
 
 def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """State, model and optimizer of a checkpoint in a folder, its shards put together."""
+    """State, model and optimizer of a checkpoint in a folder, with its shards merged."""
     from safetensors.torch import load_file
 
     state = parsed((folder / STATE).read_bytes())
@@ -192,6 +193,6 @@ def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, 
         part = load_file(folder / file)
         whole = model if file.startswith("model") else optimizer
         if twice := whole.keys() & part.keys():
-            raise CorruptArtefact(f"{folder / file}: holds {min(twice)!r}, as another shard does")
+            raise CorruptArtefact(f"{folder / file}: another shard has {min(twice)!r} too")
         whole.update(part)
     return state, model, optimizer

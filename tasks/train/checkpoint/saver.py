@@ -1,8 +1,8 @@
-"""A rank's side of checkpoints: between two steps, it writes its part to the staging folder.
+"""The ranks' side of checkpoints: between two steps, a rank writes its part to the staging folder.
 
-Parts of GPUs, and of ranks on another host, are copied to this process's memory instead; a thread
-writes them, or sends them to the launcher. The first rank decides for all: two checkpoints may be
-on their way to the store, and for a third it asks the launcher, which may skip one of them.
+On GPUs, and on a host other than the launcher's, the part is copied to host memory first; a thread
+writes it, or sends it to the launcher. The first rank decides for all ranks. Up to two checkpoints
+may be pending; for a third, it asks the launcher, which may skip one of them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from trainwright.tasks.train.worker_group import WorkerGroup
 
 AT_ONCE = 2
-"""So many checkpoints may be on their way to the store."""
+"""The most checkpoints that may be pending, that is not yet uploaded."""
 Files = dict[str, list[Content]]
-"""in pieces, by name"""
+"""The pieces of each file, by name."""
 
 
 class Saver:
@@ -55,22 +55,22 @@ class Saver:
         self._changed = threading.Condition()
         self._under_way: set[int] = set()
         self.stored = 0
-        """the step of the newest checkpoint that is known to be in the store"""
+        """the step of the newest checkpoint that the launcher reported as uploaded"""
         self._for_thread: queue.Queue[tuple[Files, bool, dict[str, Any]]] = queue.Queue()
         if not self._directly:
             threading.Thread(target=self._run, name="saver", daemon=True).start()
         channel.released = self._released
 
     def join(self, group: WorkerGroup) -> None:
-        """From now on these are the members."""
+        """Enter a new worker group."""
         self._generation = group.generation
 
     def save(self, state: State, *, last: bool) -> None:
-        """Take a checkpoint, unless it is skipped. The last one is not, nor is one to be kept."""
+        """Take a checkpoint, or skip it. The last one, and those to be kept, are never skipped."""
         every = self._policy.keep_every
         best = state.best and self._policy.keep_best
         required = last or best or (every is not None and state.step % every == 0)
-        # torch's default is the type of the model's parameters, and Horovod sums no bf16.
+        # An explicit type: torch's default is that of the parameters, and Horovod can't sum bf16.
         chosen = torch.zeros(1, dtype=torch.float64)
         if self._rank.first:
             chosen += self._choose(state.step, best=best, required=required)
@@ -81,7 +81,7 @@ class Saver:
             self._wait_for_thread()
 
     def settle(self) -> None:
-        """Return when the launcher has heard of all that this rank has taken."""
+        """Wait until the launcher has handled all parts of this rank."""
         self._wait_for_thread()
         self._channel.ask("settled")
 
@@ -104,21 +104,21 @@ class Saver:
             tensors = own_part(tensors, number, size)
         else:
             tensors, size = tensors if self._rank.first else {}, 1
-        said: dict[str, Any] = {"generation": self._generation, "step": state.step}
+        report: dict[str, Any] = {"generation": self._generation, "step": state.step}
         if self._rank.first:
-            said["state"] = copy.deepcopy(vars(state)) | {"sha256": {}, "size_bytes": {}}
+            report["state"] = copy.deepcopy(vars(state)) | {"sha256": {}, "size_bytes": {}}
         self._under_way.add(state.step)
         if not self._directly:
             tensors = {file: host_copies(own) for file, own in tensors.items()}
         files = {shard_name(file, number, size): as_file(own) for file, own in tensors.items()}
         if self._directly:
-            self._write(files, spill, said)
+            self._write(files, spill, report)
         else:
-            self._for_thread.put((files, spill, said))
+            self._for_thread.put((files, spill, report))
 
-    def _write(self, files: Files, spill: bool, said: dict[str, Any]) -> None:
+    def _write(self, files: Files, spill: bool, report: dict[str, Any]) -> None:
         """Write this rank's part, and report it to the launcher."""
-        name, paths = part_name(said["generation"], said["step"]), list[str]()
+        name, paths = part_name(report["generation"], report["step"]), list[str]()
         try:
             for file, pieces in files.items():
                 size = sum(map(len, pieces))
@@ -129,9 +129,9 @@ class Saver:
                     opened.writelines(pieces)
                     paths.append(opened.name)
         except (OSError, TrainwrightError) as error:
-            self._channel.send("part", paths=[], failed=str(error), **said)
+            self._channel.send("part", paths=[], failed=str(error), **report)
         else:
-            self._channel.send("part", paths=paths, **said)
+            self._channel.send("part", paths=paths, **report)
 
     def _run(self) -> None:
         while True:
@@ -146,7 +146,7 @@ class Saver:
                 self._wait()
 
     def _wait(self) -> None:
-        """Until something changes. Raises PeersLost if the launcher aborts the group meanwhile."""
+        """Wait for a change. Raises PeersLost if the launcher aborts the group meanwhile."""
         if self._channel.abort_asked == self._generation:
             raise PeersLost("the group was aborted while a checkpoint waited for others")
         with busy_with_store(self._channel):

@@ -1,7 +1,7 @@
-"""Safetensors files made of tensors' bytes, and one file made of several. Loads no torch.
+"""Builds safetensors files from bytes, and merges several into one. Loads no torch.
 
-The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian N, N bytes of JSON, then
-the data without gaps.
+The format (https://huggingface.co/docs/safetensors): N as 8 bytes little-endian, N bytes of JSON,
+then the data without gaps.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 _LARGEST_ELEMENT = 8
-"""bytes; tensors without elements are placed as if they had such ones"""
+"""In bytes. Empty tensors are sorted as if they had elements of this size."""
 
 
 def layout(tensors: Iterable[tuple[str, str, list[int], int]]) -> tuple[bytes, dict[str, int]]:
-    """The beginning of a file of these tensors (name, type, shape, bytes), and each one's offset.
+    """The header of a file with these tensors (name, type, shape, bytes), and each one's offset.
 
-    Tensors with larger elements come first, so that each is aligned.
+    Tensors with larger elements come first, so that all are aligned.
     """
     header: dict[str, Any] = {}
     at = 0
@@ -41,9 +41,9 @@ def _element_size(tensor: tuple[str, str, list[int], int]) -> int:
 
 
 def merged(files: list[bytes]) -> bytes:
-    """One file of the tensors of several.
+    """Merge several safetensors files into one.
 
-    Raises ValueError if one is no safetensors file, or a name comes twice.
+    Raises ValueError if a file is not valid, or two tensors have the same name.
     """
     from safetensors import SafetensorError, deserialize
 

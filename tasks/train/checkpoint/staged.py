@@ -1,13 +1,14 @@
-"""Staging: checkpoints on the launcher's machine that the store does not have yet. Loads no torch.
+"""Staging: checkpoints on the launcher's machine before they are uploaded. Loads no torch.
 
     <work folder>/staging/<launch>/step-00000120-2/…     files of the ranks' parts in shared memory
     <work folder>/spill/<launch>/step-00000120-2/…       or on disk
-    <work folder>/spill/<launch>/step-00000120-2.json    the mark of a checkpoint that is staged
+    <work folder>/spill/<launch>/step-00000120-2.json    the mark of a staged checkpoint
 
-`staging` links into the machine's shared memory (tmpfs), if there is one, which outlives processes.
-Parts lie on disk if shared memory has no room, or while the store is away. A checkpoint is staged,
-and counts for the next launch, when the launcher has marked it, after all ranks have written their
-parts. A mark counts until the machine restarts, or for good once the files are synced to the disk.
+`staging` is a link into the machine's shared memory (tmpfs), if it has one, which outlives
+processes. Parts are written to disk if shared memory has no room, or while the store is
+unreachable. After all ranks have written their parts, the launcher marks the checkpoint: it is
+staged, and the next launch can upload it. A mark is valid until the machine restarts, and for good
+once the files are synced to disk.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from trainwright.tasks.train.checkpoint.files import FILE, State, parsed
 
 STAGING, SPILL = "staging", "spill"
 RESUME = "resume"
-"""The folder, in the work folder, of the checkpoint that ranks begin with."""
+"""The folder, in the work folder, of the checkpoint from which ranks start."""
 SHARED_MEMORY = Path("/dev/shm")
 LEFT_FREE_BYTES = 1 << 30
-"""What parts leave of a disk or of shared memory."""
+"""The space that parts must leave free on disk and in shared memory."""
 _FREE = "free"
-"""files of earlier parts in shared memory: memory that is used again need not be cleared"""
+"""Folder of earlier parts' files for reuse: the kernel need not clear their memory again."""
 _PREFIX, _ABANDONED_S = "trainwright-staging-", 86400.0
 _OF = "of"
-"""says, in shared memory, which work folder leads there: `<mount namespace> <path>`"""
+"""A file in shared memory that names the work folder it belongs to: `<mount namespace> <path>`."""
 _log = logging.getLogger(__name__)
 
 
 def part_name(generation: int, step: int) -> str:
-    """The folder of a checkpoint that a worker group has begun."""
+    """The folder name of a checkpoint that this worker group has begun."""
     return f"step-{step:08d}-{generation}"
 
 
 class Place:
-    """Where one launch stages checkpoints."""
+    """The staging folders of one launch."""
 
     def __init__(self, work: Path, launch: str) -> None:
         self.work, self.launch = work, launch
@@ -57,13 +58,13 @@ class Place:
 
     @property
     def disk(self) -> Path:
-        """Its folder on disk."""
+        """The folder on disk."""
         return self._folders[SPILL]
 
     def create(self, name: str, file: str, size: int, *, spill: bool) -> BinaryIO:
-        """Open a file of a part to be written; on disk with `spill`, else in shared memory.
+        """Open a part's file for writing, on disk with `spill`, else in shared memory.
 
-        Where there is no room, the other one. Raises OSError if neither has any.
+        If that has no room, uses the other one. Raises OSError if neither has room.
         """
         for place in (SPILL, STAGING) if spill else (STAGING, SPILL):
             path = self._folders[place] / name / file
@@ -74,19 +75,19 @@ class Place:
                 opened = open(str(path), "r+b" if path.exists() else "w+b")  # noqa: SIM115 - the caller closes it
                 opened.truncate(size)
                 return opened
-        raise OSError(errno.ENOSPC, f"{size} bytes have no room in {SHARED_MEMORY} and {self.disk}")
+        raise OSError(errno.ENOSPC, f"no room for {size} bytes in {SHARED_MEMORY} or {self.disk}")
 
     def remove(self, name: str, *, again: bool) -> None:
-        """The checkpoint is in the store, or of no use any more.
+        """Remove a checkpoint that is uploaded or dropped.
 
-        Its files in shared memory are used `again`, unless a rank may still be writing them.
+        `again`: keep its files in shared memory for reuse; not while a rank may still write them.
         """
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             (self.disk / f"{name}.json").unlink()
         with contextlib.suppress(OSError):
             files = list((self._folders[STAGING] / name).iterdir()) if again else []
             free = self._folders[STAGING] / _FREE
-            if files:  # those of another number of ranks are of no use
+            if files:  # drop earlier ones: with another number of ranks, their names differ
                 shutil.rmtree(free, ignore_errors=True)
                 free.mkdir()
             for file in files:
@@ -95,32 +96,32 @@ class Place:
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def stage(self, name: str, state: State, paths: list[str]) -> Staged:
-        """Mark the checkpoint whose parts lie in these files. A full disk takes no mark."""
+        """Mark the checkpoint with these files as staged. On a full disk, it gets no mark."""
         one = Staged(self, name, state, {Path(path).name: Path(path) for path in paths})
         one.mark(boot=_boot())
         return one
 
     def found(self) -> list[Staged]:
-        """The checkpoints that are marked, by step."""
+        """The marked checkpoints that are intact, by step."""
         by_step: dict[int, Staged] = {}
         for mark in sorted(self.disk.glob("step-*.json")):
             try:
-                said = json.loads(mark.read_text())
-                if said["boot"] not in (None, _boot()):
-                    raise ValueError("the machine was restarted since")
-                paths = {Path(path).name: self.work / path for path in said["paths"]}
+                found = json.loads(mark.read_text())
+                if found["boot"] not in (None, _boot()):
+                    raise ValueError("the machine has restarted since then")
+                paths = {Path(path).name: self.work / path for path in found["paths"]}
                 if missing := [path for path in paths.values() if not path.is_file()]:
                     raise ValueError(f"{missing[0]} is missing")
-                if strange := [name for name in paths if not FILE.match(name)]:
-                    raise ValueError(f"it names a file {strange[0]!r}")
-                state = parsed(json.dumps(said["state"]).encode())
+                if unknown := [name for name in paths if not FILE.match(name)]:
+                    raise ValueError(f"it lists a file {unknown[0]!r}, which is no tensor file")
+                state = parsed(json.dumps(found["state"]).encode())
                 by_step[state.step] = Staged(self, mark.stem, state, paths)
             except (OSError, ValueError, TypeError, KeyError, CorruptArtefact) as error:
-                _log.warning("%s is passed over: %s", mark, error)
+                _log.warning("skips %s: %s", mark, error)
         return [by_step[step] for step in sorted(by_step)]
 
     def forget(self) -> None:
-        """Remove all that this launch has staged, and leave no empty place."""
+        """Remove all checkpoints of this launch, and the staging folders if they are empty then."""
         for folder in self._folders.values():
             shutil.rmtree(folder, ignore_errors=True)
         if not any(
@@ -130,7 +131,7 @@ class Place:
 
 
 class Staged:
-    """A checkpoint that is whole on this machine."""
+    """A complete checkpoint in the staging folder."""
 
     def __init__(self, place: Place, name: str, state: State, paths: Mapping[str, Path]) -> None:
         self.state, self.is_synced = state, False
@@ -138,7 +139,7 @@ class Staged:
 
     @property
     def step(self) -> int:
-        """How many steps were finished."""
+        """The number of finished steps."""
         return self.state.step
 
     @property
@@ -154,25 +155,25 @@ class Staged:
                 yield name, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def mark(self, boot: str | None) -> None:
-        """Make it count for the next launch; `boot`: of this machine, None for good."""
+        """Mark it for the next launch, valid for one boot of this machine, or for good (None)."""
         mark = self._place.disk / f"{self._name}.json"
         inside = [os.path.relpath(path, self._place.work) for path in self._paths.values()]
-        said = {"state": vars(self.state), "paths": inside, "boot": boot}
+        content = {"state": vars(self.state), "paths": inside, "boot": boot}
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)
             with mark.with_suffix(".part").open("w") as file:
-                file.write(json.dumps(said))
+                file.write(json.dumps(content))
                 file.flush()
                 if boot is None:
                     os.fsync(file.fileno())
             mark.with_suffix(".part").replace(mark)
         except OSError as error:
-            _log.warning("step %d can't be kept for another launch: %s", self.step, error)
+            _log.warning("can't mark step %d for the next launch: %s", self.step, error)
             with contextlib.suppress(OSError):
                 mark.with_suffix(".part").unlink()
 
     def sync(self) -> None:
-        """Make it outlive a restart of the machine, as far as it lies on disk."""
+        """Sync its files, so that those on disk survive a restart of the machine."""
         self.is_synced = True
         try:
             for name, data in self.files():
@@ -180,13 +181,13 @@ class Staged:
                 with self._paths[name].open("rb") as file:
                     os.fsync(file.fileno())
         except OSError as error:
-            _log.warning("step %d can't be synced to disk: %s", self.step, error)
+            _log.warning("can't sync step %d to disk: %s", self.step, error)
         else:
             self.mark(boot=None)
 
 
 def _has_room(folder: Path, size: int) -> bool:
-    """Whether so many bytes fit into a folder, or to where it will be."""
+    """Whether `size` bytes fit into a folder, which may not exist yet."""
     there = next((one for one in (folder, *folder.parents) if one.exists()), None)
     return there is not None and shutil.disk_usage(there).free >= size + LEFT_FREE_BYTES
 
@@ -195,11 +196,11 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-# -- the place of all launches in a work folder ----------------------------------------------------
+# -- the staging folder of all launches ------------------------------------------------------------
 
 
 def prepare(work: Path) -> None:
-    """Make a new place for staging, in shared memory if possible; remove abandoned ones there."""
+    """Create the staging folder, in shared memory if possible; remove abandoned ones there."""
     drop(work)
     with contextlib.suppress(OSError):
         for folder in SHARED_MEMORY.glob(f"{_PREFIX}*"):
@@ -209,17 +210,18 @@ def prepare(work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
         (work / STAGING).symlink_to(folder)
-        # Last: if this file exists, so does the link.
+        # Written last: if this file exists, so does the link.
         (folder / _OF).write_bytes(_namespace() + b" " + os.fsencode(work.absolute()))
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether nobody can come back for it: its work folder is gone, or links to another one.
+    """Whether no launch can need this folder in shared memory any more.
 
-    Or nothing has changed there for a day. A work folder whose parent is missing too may lie on a
-    disk that will be mounted again.
+    That is if its work folder is gone or links to another folder, or if nothing in it has changed
+    for a day. If the work folder's parent is missing too, it may be on a disk that is currently
+    not mounted.
     """
-    # Without the file it was begun just now; a foreign file may hold no path.
+    # The file is missing while the folder is being created; another program's may hold no path.
     with contextlib.suppress(FileNotFoundError, ValueError):
         namespace, _, work = (folder / _OF).read_bytes().partition(b" ")
         link = Path(os.fsdecode(work)) / STAGING
@@ -231,12 +233,12 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _namespace() -> bytes:
-    """Which files a path means here: containers may share their memory and not their files."""
+    """The mount namespace. Containers may share memory without sharing files."""
     return str(os.stat("/proc/self/ns/mnt").st_ino).encode()
 
 
 def drop(work: Path) -> None:
-    """Remove all that is staged, by whichever launch."""
+    """Remove the staged checkpoints of all launches."""
     folder = work / STAGING
     if folder.is_symlink():
         if (there := folder.readlink()).parent == SHARED_MEMORY and there.name.startswith(_PREFIX):

@@ -1,4 +1,4 @@
-"""Tensors on their way into a checkpoint and out of it: a rank's part of them, as files."""
+"""Converts a rank's tensors to checkpoint files and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.train.checkpoint.shards import layout
 
 Tensors = dict[str, torch.Tensor]
 SHARDED_ABOVE_BYTES = 64 << 20
-"""Of all tensors together; below, one rank writes all of them."""
+"""If all tensors together are smaller than this, one rank writes them all."""
 _STATE_KEY = re.compile(r"^([A-Za-z_]\w*)\.(\d{1,9})$")
 _DTYPES = {
     torch.float64: "F64",
@@ -33,7 +33,7 @@ _DTYPES = {
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    """The optimizer's state: `exp_avg.3` is of the fourth parameter. Its own tensors, no copies."""
+    """The optimizer's state, without copies: `exp_avg.3` belongs to the fourth parameter."""
     return {
         f"{name}.{number}": torch.as_tensor(value)
         for number, values in optimizer.state_dict()["state"].items()
@@ -43,7 +43,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Put `optimizer_tensors` back. Raises TrainingFailed if they are of other parameters."""
+    """Load `optimizer_tensors`. Raises TrainingFailed if they don't fit the parameters."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
@@ -64,15 +64,15 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
 
 
 def size_bytes(tensors: Tensors) -> int:
-    """The sum of the tensors' sizes: tied ones count as often as they are named."""
+    """The total size. Tied tensors count once for each name."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 
 def own_part(files: dict[str, Tensors], rank: int, size: int) -> dict[str, Tensors]:
     """A rank's share of the tensors of several files, by file.
 
-    All tensors in one row are cut into `size` stretches of about as many bytes; a tensor belongs to
-    the stretch that its middle lies in.
+    The concatenated tensors are divided into `size` ranges of equal length in bytes. A tensor
+    belongs to the range that contains its middle.
     """
     total, at = sum(size_bytes(tensors) for tensors in files.values()), 0
     own: dict[str, Tensors] = {}
@@ -86,14 +86,14 @@ def own_part(files: dict[str, Tensors], rank: int, size: int) -> dict[str, Tenso
 
 
 def shard_name(file: str, rank: int, size: int) -> str:
-    """model-00002-of-00003.safetensors; of a whole (`size` 1), the name of the file itself."""
+    """For example model-00002-of-00003.safetensors; with `size` 1, the file name itself."""
     return file if size == 1 else file.replace(".", f"-{rank + 1:05d}-of-{size:05d}.")
 
 
 def host_copies(tensors: Tensors) -> Tensors:
-    """Copies in this process's memory, which stay as they are while training goes on.
+    """Copies in host memory, which training does not change.
 
-    A GPU's driver copies faster to memory that it has pinned; torch keeps that for the next time.
+    GPUs copy faster to pinned memory, and torch caches it for the next checkpoint.
     """
     copies = {}
     for name, value in tensors.items():
@@ -105,14 +105,15 @@ def host_copies(tensors: Tensors) -> Tensors:
 
 
 def as_file(tensors: Tensors) -> list[Content]:
-    """The safetensors file of tensors in this process's memory, in pieces, which are not copies.
+    """The safetensors file of tensors in host memory, as pieces without copies.
 
-    Raises TrainingFailed for a type that safetensors can't hold.
+    Raises TrainingFailed for a type that safetensors does not support.
     """
     for name, value in tensors.items():
         if value.dtype not in _DTYPES:
             raise TrainingFailed(
-                f"checkpoint: {name} is of {value.dtype}, which safetensors can't hold", final=True
+                f"checkpoint: {name} has the type {value.dtype}, which safetensors can't store",
+                final=True,
             )
     beginning, places = layout(
         (name, _DTYPES[value.dtype], list(value.shape), value.numel() * value.element_size())

@@ -1,8 +1,8 @@
-"""Brings staged checkpoints to the store, in their order: the only writer there while ranks train.
+"""Uploads staged checkpoints in order. It is the only writer to the store while ranks train.
 
-A checkpoint's rows of metrics go first, then its files, state.json, and last the index (`fence`).
-While the store is away it is tried again after pauses. What is staged meanwhile is synced to disk,
-and the policy of which checkpoints are kept holds for it too.
+For each checkpoint, it uploads rows of metrics, then the files, state.json, and last the index
+(`fence`). While the store is unreachable, it retries after pauses. Checkpoints staged meanwhile are
+synced to disk, and those that the policy would not keep are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainwright.tasks.train.record import metrics
 from trainwright.tasks.train.record.journal import Journals
 
 ANSWER_S, SLOWEST_BYTES_PER_S = 10.0, 5e6
-"""The store may take so long to answer, and as much longer as a file takes at the slowest."""
+"""Timeout of a request to the store: this plus a file's duration at the slowest rate."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 STOPPED_PATIENCE_S = 5.0
 ASK_EVERY_S, TELL_EVERY_S = 1.0, 10.0
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 def upload(
     fence: Fence, one: Staged, journals: Journals, policy: CheckpointPolicy, since: int
 ) -> None:
-    """Make a checkpoint in the store. `since`: the step of the newest one there.
+    """Upload a checkpoint. `since` is the step of the newest one in the store.
 
-    Every write may be repeated. Raises RunHeld, ServiceUnreachable, and CorruptArtefact if a file
-    is missing, or changed since it was synced.
+    All writes are idempotent. Raises RunHeld, ServiceUnreachable, and CorruptArtefact if a file is
+    missing, or has changed since it was synced.
     """
     state, folder = one.state, folder_name(one.step)
     for name, rows in [*journals.parts(one.step), *metrics.common_parts(state, since)]:
@@ -63,10 +63,11 @@ def upload(
 
 
 def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[int]:
-    """Bring what an earlier launch left on this machine to the store; the steps of it.
+    """Upload the checkpoints that an earlier launch left on this machine; returns their steps.
 
-    Only if no other launch has trained the run since: it is done in the name of that launch, so
-    nothing overtakes another. Raises RunHeld and ServiceUnreachable; then it can be done again.
+    Uploads nothing if another launch has trained the run since then: it acts in the name of the
+    launch that staged them, so it can't overwrite newer work. Raises RunHeld and
+    ServiceUnreachable; then it can be repeated.
     """
     index, _ = read_index(store)
     fence, newest, saved = Fence(store, index.owner), index.newest, []
@@ -75,7 +76,7 @@ def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[in
         try:
             upload(fence, one, Journals(work), policy, newest)
         except CorruptArtefact as error:
-            _log.warning("step %d, staged here, is passed over: %s", one.step, error)
+            _log.warning("skips step %d, which is staged on this machine: %s", one.step, error)
             continue
         newest = one.step
         saved.append(newest)
@@ -90,9 +91,10 @@ def _kept(found: list[Staged], policy: CheckpointPolicy) -> list[Staged]:
 
 
 def rewind(fence: Fence, work: Path, *, resume: bool = True) -> files.State | None:
-    """Go back to the newest checkpoint that is whole: its state; its files are in RESUME then.
+    """Go back to the newest intact checkpoint: download its files to RESUME, return its state.
 
-    What was recorded since is dropped. None: training begins at step 0 (always without `resume`).
+    Metrics recorded after it are deleted. Returns None if training starts at step 0, as it always
+    does without `resume`.
     """
     shutil.rmtree(work / RESUME, ignore_errors=True)
     state = files.fetch_latest(fence.store, work / RESUME) if resume else None
@@ -103,7 +105,7 @@ def rewind(fence: Fence, work: Path, *, resume: bool = True) -> files.State | No
 
 
 class Uploader:
-    """The thread that uploads, while the block runs."""
+    """The thread that uploads. Runs as a context manager."""
 
     def __init__(
         self,
@@ -115,14 +117,15 @@ class Uploader:
         require_mine: Callable[[], None],
         report: Callable[..., None],
     ) -> None:
-        """`open_store` takes a patience (see there); `require_mine` raises RunHeld if the devices
-        are not ours any more; `report` gets `notice` and `checkpoint` events.
+        """`open_store` takes the timeout of requests in seconds (None: the default);
+        `require_mine` raises RunHeld if the lease is lost; `report` receives `notice` and
+        `checkpoint` events.
         """
         self._open, self.place, self._policy = open_store, place, policy
         self._require_mine, self._report = require_mine, report
         self.stored, self.journals = stored, Journals(place.work)
         self.removed: Callable[[Staged], None] = lambda one: None
-        """is called for each checkpoint that is stored, or not to be stored any more"""
+        """called for each checkpoint that is uploaded or dropped"""
         self._fence: Fence | None = None
         self._largest = 0
         self._changed = threading.Condition()
@@ -144,30 +147,30 @@ class Uploader:
         self._thread.join(timeout=_END_S)
 
     def check(self) -> None:
-        """Raise what has ended the thread."""
+        """Raise the error that ended the thread, if any."""
         if self._error is not None:
             raise self._error
 
     @property
     def is_away(self) -> bool:
-        """Whether the store could not be reached, and does not have what it lacked yet."""
+        """Whether the store was unreachable and the pending uploads are not complete yet."""
         return bool(self._away)
 
     @property
     def has_all(self) -> bool:
-        """Whether the store lacks nothing that was staged."""
+        """Whether all staged checkpoints are uploaded."""
         return not self._queue
 
     def submit(self, one: Staged) -> None:
-        """A checkpoint was staged."""
+        """Queue a staged checkpoint."""
         with self._changed:
             self._queue.append(one)
             self._changed.notify_all()
 
     def skip(self, may_skip: Callable[[files.State], bool]) -> tuple[bool, int | None]:
-        """Leave out the newest checkpoint that waits, if that is allowed.
+        """Drop the newest checkpoint in the queue, if `may_skip` allows it.
 
-        Whether one waits, and its step if it was left out.
+        Returns whether one was waiting, and its step if it was dropped.
         """
         with self._changed:
             waiting = [one for one in self._queue if one is not self._current]
@@ -178,13 +181,13 @@ class Uploader:
         return True, waiting[-1].step
 
     def settle(self, stop: threading.Event, patience_s: float) -> None:
-        """Return when the store has everything; raise ServiceUnreachable if it stays away.
+        """Wait until all is uploaded. Raises ServiceUnreachable after `patience_s` without a store.
 
-        What the store lacks then comes with the next start on this machine. If `stop` was set
-        before, that is reported and not raised.
+        The next start on this machine uploads the rest then. If `stop` was set before the call, the
+        failure is reported as a notice and not raised.
         """
         stopped = stop.is_set()
-        began = told = asked = time.monotonic()
+        began = reported = checked = time.monotonic()
         while True:
             try:
                 self.check()
@@ -197,25 +200,25 @@ class Uploader:
                 patience = min(patience_s, STOPPED_PATIENCE_S) if stop.is_set() else patience_s
                 if not uploading and now - began > patience:
                     break
-                if now - asked > ASK_EVERY_S:
-                    asked = now
+                if now - checked > ASK_EVERY_S:
+                    checked = now
                     self._require_mine()
-                if now - told > TELL_EVERY_S:
-                    told = now
+                if now - reported > TELL_EVERY_S:
+                    reported = now
                     waited = f"{now - began:.0f} s of {patience:.0f} s"
                     self.notice(f"waits for the store ({waited}): {self._away or 'it is slow'}")
             except KeyboardInterrupt:
                 stop.set()
         message = (
             f"the checkpoint of step {self._queue[-1].step} could not be stored: {self._away}; "
-            f"what the store lacks is kept in {self.place.disk}: start again on this machine"
+            f"it is kept in {self.place.disk}: start again on this machine to upload it"
         )
         if not stopped:
             raise ServiceUnreachable(message, service="store")
         self.notice(message)
 
     def go_back(self, stop: threading.Event, patience_s: float) -> None:
-        """`rewind`, when the store has what is staged. No rank may take a checkpoint meanwhile."""
+        """Upload all, then `rewind`. No rank may take a checkpoint meanwhile."""
         self.settle(stop, patience_s)
         state = rewind(Fence(self._open(None), self.place.launch), self.place.work)
         self.stored = state.step if state is not None else 0
@@ -233,14 +236,14 @@ class Uploader:
                 with self._changed:
                     self._current = None
                     self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001 - a thread's boundary: `check` raises it
+        except BaseException as error:  # noqa: BLE001 - end of a thread: `check` raises it
             traceback.print_exc()
             with self._changed:
                 self._error, self._current = error, None
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Callable[[Staged], None], Staged] | None:
-        """What to do next; waits for it."""
+        """Wait for the next task: drop, upload or sync a checkpoint."""
         with self._changed:
             while not self._closing:
                 wait_s = self._retry_at - time.monotonic() if self._away else 0.0
@@ -279,7 +282,7 @@ class Uploader:
         if self._away and not self._queue:
             away_s = time.monotonic() - self._away_since
             self._away, self._pause_s = "", 0.0
-            self.notice(f"the store is back after {away_s:.0f} s, and has what it lacked")
+            self.notice(f"the store is back after {away_s:.0f} s, and all checkpoints are uploaded")
 
     def _remove(self, one: Staged) -> None:
         with self._changed:
@@ -287,7 +290,7 @@ class Uploader:
         self.removed(one)
 
     def _fence_for(self, one: Staged) -> Fence:
-        """With the patience that the largest file takes."""
+        """A fence whose timeout suits the largest file so far."""
         if self._fence is None or one.largest_bytes > self._largest:
             self._largest = one.largest_bytes
             store = self._open(ANSWER_S + self._largest / SLOWEST_BYTES_PER_S)
@@ -304,5 +307,5 @@ class Uploader:
         self._retry_at = now + self._pause_s
 
     def notice(self, message: str) -> None:
-        """Tell whoever watches the training."""
+        """Send a notice to the listeners of the training's progress."""
         self._report("notice", message=message)

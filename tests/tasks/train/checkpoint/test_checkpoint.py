@@ -1,3 +1,5 @@
+"""Checkpoints in the store: retention, damage, other versions, the optimizer's state."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +17,7 @@ from trainwright.tasks.train.checkpoint import fence, files, tensors
 
 
 def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) -> None:
-    """Checkpoints after these steps, some the best so far; each holds its step as its weights."""
+    """Save checkpoints of these steps (True: the best so far); the weights equal the step."""
     weights = {"weight": torch.zeros(2)}
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for step, best in steps.items():
@@ -24,7 +26,7 @@ def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) 
         save_checkpoint(store, state, weights, optimizer, policy)
 
 
-def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     saved(
         store, {10: False, 20: True, 30: False, 40: False, 50: False}, CheckpointPolicy(keep_last=2)
@@ -38,9 +40,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "missing", "state", "no state"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
-    tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, damage: str) -> None:
     store = FolderStore(tmp_path / "run")
     saved(store, {10: False, 20: False}, CheckpointPolicy())
     folder = "checkpoints/step-00000020"
@@ -63,21 +63,22 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     )
 
 
-def test_where_all_checkpoints_are_damaged_it_is_said_that_training_begins_anew(
+def test_if_all_checkpoints_are_damaged_a_notice_says_that_training_starts_from_step_0(
     tmp_path: Path,
 ) -> None:
-    store, said = FolderStore(tmp_path / "run"), list[str]()
+    store, messages = FolderStore(tmp_path / "run"), list[str]()
     saved(store, {10: False, 20: False}, CheckpointPolicy())
     for step in (10, 20):
         store.put(f"checkpoints/step-{step:08d}/model.safetensors", b"!")
-    with progress.listening(lambda event: said.append(event["message"])):
+    with progress.listening(lambda event: messages.append(event["message"])):
         assert files.fetch_latest(store, tmp_path / "here") is None
-    assert ["step-00000020" in said[0], "step-00000010" in said[1]] == [True, True]
-    assert said[0].endswith("; the checkpoint before is used")
-    assert said[1].endswith("; there is none before it: training begins anew")
+    assert "step-00000020" in messages[0]
+    assert "step-00000010" in messages[1]
+    assert messages[0].endswith("; the checkpoint before it is used")
+    assert messages[1].endswith("; there is none before it: training starts from step 0")
 
 
-def test_where_there_is_no_checkpoint_there_is_none(tmp_path: Path) -> None:
+def test_fetching_from_a_run_without_checkpoints_returns_none(tmp_path: Path) -> None:
     assert files.fetch_latest(FolderStore(tmp_path), tmp_path / "here") is None
 
 
@@ -104,7 +105,7 @@ def test_an_optimizers_state_survives_the_round_trip(name: str) -> None:
     assert torch.equal(first, second)
 
 
-def test_a_checkpoint_of_a_later_version_is_gone_on_from(tmp_path: Path) -> None:
+def test_training_resumes_from_a_checkpoint_of_a_later_version(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "run")
     saved(store, {10: False}, CheckpointPolicy())
     key, index = "checkpoints/step-00000010/state.json", fence.INDEX
@@ -117,7 +118,7 @@ def test_a_checkpoint_of_a_later_version_is_gone_on_from(tmp_path: Path) -> None
     assert found.step == 10
 
 
-def test_a_run_from_before_the_index_is_gone_on_from(tmp_path: Path) -> None:
+def test_training_resumes_a_run_that_has_no_index(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "run")
     saved(store, {10: False, 20: True}, CheckpointPolicy())
     store.delete(fence.INDEX)

@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints, ended by TERM: no server, no rank and no file of it is left."""
+"""The checkpoint benchmark, terminated by SIGTERM, leaves no server, no rank and no file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "train" / "checkpoint.py"
 
 
 def started_for(folder: Path) -> list[list[str]]:
-    """The command lines of the benchmark with temporary files in this folder and its processes."""
+    """The command lines of all processes of the benchmark whose TMPDIR is this folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -29,24 +29,24 @@ def started_for(folder: Path) -> list[list[str]]:
 @pytest.mark.parametrize(
     "begun",
     ["-s3.port", pytest.param("trainwright.tasks.train.worker.entry", marks=pytest.mark.slow)],
-    ids=["its server starts", "its ranks are there"],
+    ids=["while its server starts", "while its ranks run"],
 )
-def test_checkpoint_py_ended_by_term_leaves_nothing(begun: str, tmp_path: Path) -> None:
+def test_a_terminated_checkpoint_benchmark_leaves_nothing(begun: str, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--model", "small", "--checkpoints", "40"]
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "output").open("wb") as output:
         benchmark = subprocess.Popen(
             command,
             cwd=tmp_path,
             env={**os.environ, "TMPDIR": str(tmp_path)},
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
     try:
         assert until(lambda: any(begun in word for line in started_for(tmp_path) for word in line))
         benchmark.send_signal(signal.SIGTERM)
-        assert benchmark.wait(timeout=300) == 143, (tmp_path / "said").read_text()
+        assert benchmark.wait(timeout=300) == 143, (tmp_path / "output").read_text()
     finally:
         benchmark.kill()
         benchmark.wait()
     assert until(lambda: started_for(tmp_path) == [])
-    assert [path.name for path in tmp_path.iterdir()] == ["said"]
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]

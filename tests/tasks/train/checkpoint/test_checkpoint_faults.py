@@ -1,5 +1,5 @@
-"""Checkpoints while things break: the store stopped or killed in mid-run, full disks, killed ranks,
-damage, another number of ranks."""
+"""Checkpoints under faults: a stopped or killed store, full disks, killed ranks, damaged files,
+another number of ranks."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ import torch
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = torch.nn.BatchNorm1d(36 + 28)  # its count of batches has no dimension
+        self.norm = torch.nn.BatchNorm1d(36 + 28)  # its num_batches_tracked is a scalar
         self.out = torch.nn.Linear(64, 10)
         self.tied = self.out
-        # so that it is sharded
+        # Large enough to be sharded.
         self.register_buffer("ballast", torch.arange(9_000_000 * 2, dtype=torch.int32))
 
     def forward(self, images):
@@ -60,14 +60,14 @@ def with_large_model(asked: TrainRequest) -> TrainRequest:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the launcher tells, as it tells it."""
+    """The launcher's progress events."""
     found: list[dict[str, Any]] = []
     progress.listen(found.append)
     return found
 
 
 def at_step(step: int, then: Callable[[], object]) -> Callable[[dict[str, Any]], None]:
-    """A listener that does something once, when training has come that far."""
+    """A listener that runs `then` once, when training reaches this step."""
     done = threading.Event()
 
     def listen(event: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def losses(store: ObjectStore, rank: int) -> list[tuple[int, float]]:
 
 
 def undisturbed(folder: Path, **settings: Any) -> tuple[TrainRequest, ObjectStore]:
-    """The same training with nothing in its way."""
+    """The same training without faults."""
     asked = request(folder, [40, 20], **settings)
     train(asked)
     return asked, asked.store()
@@ -104,7 +104,7 @@ def undisturbed(folder: Path, **settings: Any) -> tuple[TrainRequest, ObjectStor
 
 @pytest.fixture
 def server(home: Path) -> Iterator[Path]:
-    """A home whose S3 server is the test's own to break."""
+    """A home with an S3 server that the test may stop or kill."""
     start_s3(home)
     yield home
     for process in s3_service(home).processes():
@@ -112,7 +112,7 @@ def server(home: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
-def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_afterwards(
+def test_a_store_outage_during_training_costs_no_step_and_checkpoints_are_uploaded_later(
     server: Path, tmp_path: Path, events: list[dict[str, Any]], how: str
 ) -> None:
     settings: dict[str, Any] = {
@@ -130,7 +130,7 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
         stopped.extend(s3_service(server).processes())
         for process in stopped:
             process.suspend()
-        threading.Timer(ANSWER_S + 4, back).start()  # training ends earlier, and waits
+        threading.Timer(ANSWER_S + 4, back).start()  # training ends earlier, then waits
 
     def back() -> None:
         for process in stopped:
@@ -158,7 +158,7 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
 
 
 def without_store(server: Path, how: str) -> Callable[[], object]:
-    """Kill the server, so that it refuses, or stop it, so that it hangs; what brings it back."""
+    """Kill the server (it refuses connections) or stop it (it hangs); returns its restart."""
     if how == "killed":
         stop([s3_service(server)], grace_s=0)
         return lambda: start_s3(server)
@@ -170,7 +170,7 @@ def without_store(server: Path, how: str) -> Callable[[], object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_training_goes_on_through_a_minute_without_the_store(
+def test_training_continues_during_a_minute_without_the_store(
     server: Path, tmp_path: Path, events: list[dict[str, Any]], how: str
 ) -> None:
     settings: dict[str, Any] = {"epochs": 120, "checkpoint": {"every_steps": 50, "keep_last": 2}}
@@ -206,13 +206,13 @@ def test_training_goes_on_through_a_minute_without_the_store(
 
 
 @pytest.mark.slow
-def test_while_the_store_hangs_a_better_checkpoint_takes_the_place_of_the_best_that_waits(
+def test_while_the_store_hangs_a_better_checkpoint_replaces_the_pending_best(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     settings: dict[str, Any] = {
         "devices": SLOW,
         "epochs": 8,
-        "target": {"metric": "loss", "value": 0.1},  # each epoch is the best so far
+        "target": {"metric": "loss", "value": 0.1},  # so each epoch is the best so far
         "checkpoint": {"every_steps": 500, "keep_last": 1},
     }
     asked, store = in_s3(request(tmp_path / "case", [40, 20], **settings), "best")
@@ -220,7 +220,7 @@ def test_while_the_store_hangs_a_better_checkpoint_takes_the_place_of_the_best_t
     progress.listen(at_step(60, lambda: bring_back.append(without_store(server, "stopped"))))
     progress.listen(at_step(150, lambda: bring_back[0]()))
     train(asked)
-    assert notices(events, "the checkpoint of step 96 is skipped for that of 120")
+    assert notices(events, "the checkpoint of step 96 is skipped in favour of step 120")
     _, expected = undisturbed(tmp_path / "undisturbed", **settings)
     assert [(one.step, one.best) for one in files.list_states(store)] == [
         (one.step, one.best) for one in files.list_states(expected)
@@ -229,7 +229,7 @@ def test_while_the_store_hangs_a_better_checkpoint_takes_the_place_of_the_best_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ended_by", ["patience", "a stop"])
-def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_it_lacks(
+def test_a_store_outage_at_the_end_is_reported_and_the_next_start_uploads_the_rest(
     server: Path, tmp_path: Path, events: list[dict[str, Any]], ended_by: str
 ) -> None:
     settings: dict[str, Any] = {
@@ -270,7 +270,7 @@ def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_
 
 
 @pytest.mark.slow
-def test_a_store_that_hangs_at_the_end_is_waited_for_once(
+def test_training_waits_only_once_for_a_store_that_hangs_at_the_end(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     settings: dict[str, Any] = {
@@ -283,7 +283,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_once(
     asked = asked.model_copy(update={"store_patience_s": 1.0})
     timers = list[threading.Timer]()
 
-    def away() -> None:  # back so late that who waits for it a second time finds it
+    def away() -> None:  # back so late that only a second wait would succeed
         timers.append(threading.Timer(90, without_store(server, "stopped")))
         timers[0].start()
 
@@ -295,7 +295,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_once(
 
 
 @pytest.mark.slow
-def test_a_full_store_is_spilled_to_the_machine_and_caught_up_when_there_is_room(
+def test_checkpoints_for_a_full_store_are_spilled_to_disk_and_uploaded_once_there_is_room(
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     small = tmp_path / "case/run"
@@ -333,7 +333,7 @@ def test_a_full_store_is_spilled_to_the_machine_and_caught_up_when_there_is_room
 
 
 def limit_files(size: int, of: str = "launcher") -> None:
-    """None of these processes may write a larger file from now on; the kernel sees to it."""
+    """Limit the file size that these processes may write (RLIMIT_FSIZE)."""
     for process in ranks().values() if of == "ranks" else [psutil.Process()]:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -346,7 +346,7 @@ def no_limit_left() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_limit_left")
-def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_one(
+def test_if_no_disk_has_room_for_a_checkpoint_training_continues_and_keeps_the_last_good_one(
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     asked = with_large_model(
@@ -361,7 +361,7 @@ def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_on
     progress.listen(at_step(14, lambda: limit_files(20_000_000, "ranks")))
     progress.listen(at_step(40, lambda: limit_files(resource.RLIM_INFINITY, "ranks")))
     result = train(asked)
-    assert len(notices(events, "is not kept; training goes on with the one before")) == 1
+    assert len(notices(events, "is not kept, and the one before stays the newest")) == 1
     steps = [state.step for state in files.list_states(asked.store())]
     assert 24 not in steps
     assert steps[-1] == result.steps == 72
@@ -374,7 +374,7 @@ def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_on
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_limit_left")
 @pytest.mark.parametrize(("of", "resumes"), [("launcher", 48), ("ranks", 24)])
-def test_a_last_checkpoint_that_no_disk_takes_fails_in_one_line_and_the_newest_here_comes_next(
+def test_if_no_disk_has_room_for_the_last_checkpoint_training_fails_and_resumes_from_the_newest(
     tmp_path: Path, of: str, resumes: int
 ) -> None:
     asked = with_large_model(
@@ -393,7 +393,7 @@ def test_a_last_checkpoint_that_no_disk_takes_fails_in_one_line_and_the_newest_h
     assert files.list_states(asked.store())[-1].step == 48
 
 
-def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_path: Path) -> None:
+def test_a_large_checkpoint_is_sharded_and_fewer_ranks_can_resume_from_it(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 2, "checkpoint": {"every_steps": 20}, **NO_SPARE}
     first, asked = (
         with_large_model(
@@ -409,7 +409,7 @@ def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_
     halt = threading.Event()
 
     def listener(event: dict[str, Any]) -> None:
-        if event["event"] == "checkpoint":  # whatever becomes of the last one: this one is there
+        if event["event"] == "checkpoint":  # this one exists, whether or not the last one does
             halt.set()
 
     with progress.listening(listener), pytest.raises(Interrupted):
@@ -428,7 +428,7 @@ def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_damaged_shard_is_skipped_for_the_one_before(tmp_path: Path) -> None:
     asked = with_large_model(
         request(tmp_path, [40, 20], devices=SLOW, checkpoint={"every_steps": 12}, **NO_SPARE)
     )
@@ -444,7 +444,7 @@ def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_rank_killed_while_it_writes_costs_that_checkpoint_alone(
+def test_a_rank_killed_while_it_writes_costs_only_that_checkpoint(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     settings: dict[str, Any] = {
@@ -492,7 +492,7 @@ def test_a_rank_killed_while_it_writes_costs_that_checkpoint_alone(
     assert losses(store, 1)[:45] == losses(expected, 1)[:45]
 
 
-def test_a_launch_that_another_has_taken_over_from_is_told_and_adds_nothing(
+def test_a_launch_fails_and_adds_nothing_after_another_has_taken_over(
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     asked = request(

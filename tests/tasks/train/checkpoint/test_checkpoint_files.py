@@ -1,4 +1,4 @@
-"""What checkpoints are made of: files, shards and copies of tensors."""
+"""The files of checkpoints: safetensors, shards and copies of tensors."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def file_of(one: dict[str, torch.Tensor]) -> bytes:
-    """The safetensors file of these."""
+    """The safetensors file of these tensors."""
     return b"".join(tensors.as_file(one))
 
 
 @given(MADE)
-def test_a_copy_of_tensors_is_a_file_that_safetensors_reads(
+def test_safetensors_reads_the_files(
     shapes: dict[str, tuple[torch.dtype, list[int]]],
 ) -> None:
     given_ = make(shapes)
@@ -66,7 +66,7 @@ def test_a_copy_of_tensors_is_a_file_that_safetensors_reads(
 
 
 @given(MADE, MADE, st.integers(1, 5))
-def test_the_ranks_parts_are_all_of_it_once_and_merge_to_one_file(
+def test_the_ranks_parts_cover_each_tensor_once_and_merge_to_one_file(
     model: dict[str, tuple[torch.dtype, list[int]]],
     optimizer: dict[str, tuple[torch.dtype, list[int]]],
     size: int,
@@ -83,9 +83,7 @@ def test_the_ranks_parts_are_all_of_it_once_and_merge_to_one_file(
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 6))
-def test_no_part_is_larger_than_its_share_by_more_than_a_tensor(
-    sizes: list[int], ranks: int
-) -> None:
+def test_no_part_exceeds_its_share_by_more_than_one_tensor(sizes: list[int], ranks: int) -> None:
     files = {
         "model": {str(n): torch.zeros(size, dtype=torch.uint8) for n, size in enumerate(sizes)}
     }
@@ -94,13 +92,13 @@ def test_no_part_is_larger_than_its_share_by_more_than_a_tensor(
         assert own <= sum(sizes) / ranks + max(sizes)
 
 
-def test_a_name_in_two_shards_is_no_checkpoint() -> None:
+def test_shards_with_the_same_tensor_name_are_refused() -> None:
     shard = file_of({"w": torch.ones(2)})
     with pytest.raises(ValueError, match="two tensors are named 'w'"):
         merged([shard, shard])
 
 
-def test_shards_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+def test_shards_that_are_not_valid_safetensors_are_refused(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     right = fence.claim(store, None)
     state = checkpoint.State(step=1, epoch=0, split=[1])
@@ -112,7 +110,7 @@ def test_shards_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
         checkpoint.whole_model(store, state)
 
 
-def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own() -> None:
+def test_a_copy_keeps_the_values_and_gives_tied_weights_separate_memory() -> None:
     tied = torch.ones(3)
     half, scalar = torch.ones(2, dtype=torch.bfloat16), torch.tensor(2.0)
     wide = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
@@ -124,8 +122,8 @@ def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own(
     assert load(file_of(given_))["a"].tolist() == load(file_of(given_))["b"].tolist() == [7, 7, 7]
 
 
-def test_a_type_that_safetensors_cannot_hold_is_named() -> None:
-    with pytest.raises(TrainingFailed, match=r"w is of torch\.complex128"):
+def test_a_type_that_safetensors_cannot_store_is_named() -> None:
+    with pytest.raises(TrainingFailed, match=r"w has the type torch\.complex128"):
         file_of({"w": torch.ones(1, dtype=torch.complex128)})
 
 
@@ -138,7 +136,9 @@ def test_a_type_that_safetensors_cannot_hold_is_named() -> None:
         {"0": torch.ones(2)},
     ],
 )
-def test_an_optimizer_state_of_other_parameters_is_refused(state: dict[str, torch.Tensor]) -> None:
+def test_an_optimizer_state_that_does_not_fit_the_parameters_is_refused(
+    state: dict[str, torch.Tensor],
+) -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     with pytest.raises(TrainingFailed, match="does not fit the optimizer"):
         tensors.load_optimizer(optimizer, state)

@@ -1,4 +1,4 @@
-"""The launcher's side of checkpoints: which count, which are skipped, and what the store has."""
+"""The launcher's side of checkpoints: which are staged, skipped, dropped and uploaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEEP_ALL = CheckpointPolicy(keep_last=99)
 
 
 class Store(FolderStore):
-    """A folder that can be away, and that holds back what is written while `gate` is closed."""
+    """A folder that can be unreachable (`away`), and that blocks writes while `gate` is closed."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -61,7 +61,7 @@ class Store(FolderStore):
 
 
 class RankEnd:
-    """A rank's process, as far as checkpoints concern it."""
+    """The checkpoint side of a rank's process."""
 
     def __init__(self, number: int, place: staged.Place) -> None:
         self.number, self.place, self.journal = number, place, StepJournal(place.work, number)
@@ -77,7 +77,7 @@ class RankEnd:
     def take(
         self, step: int, *, generation: int = 1, best: bool = False, spill: bool = False
     ) -> dict[str, Any]:
-        """Write this rank's shard, which holds the step; what it reports."""
+        """Write this rank's shard, filled with the step; returns the rank's report."""
         self.journal.add(step=step - 1, rank=self.number)
         self.journal.cut()
         self.under_way.append(step)
@@ -87,12 +87,12 @@ class RankEnd:
         with self.place.create(name, file, size, spill=spill) as opened:
             opened.writelines(pieces)
         state = vars(files.State(step=step, epoch=0, split=[1, 1], best=best))
-        said = {"generation": generation, "step": step, "paths": [opened.name]}
-        return said | ({"state": state} if self.number == 0 else {})
+        report = {"generation": generation, "step": step, "paths": [opened.name]}
+        return report | ({"state": state} if self.number == 0 else {})
 
 
 class Launch:
-    """A launch of two ranks."""
+    """A launch with two ranks."""
 
     def __init__(self, folder: Path, policy: CheckpointPolicy = KEEP_ALL) -> None:
         self.store, self.work, self.policy = Store(folder / "run"), folder / "work", policy
@@ -124,8 +124,8 @@ class Launch:
         if not self.mine:
             raise RunHeld("the lease was lost")
 
-    def report(self, rank: int, said: dict[str, Any]) -> None:
-        self.coordinator.part(rank, self.ranks[rank], **said)
+    def report(self, rank: int, report: dict[str, Any]) -> None:
+        self.coordinator.part(rank, self.ranks[rank], **report)
 
     def save(self, step: int, **how: Any) -> None:
         for rank in (0, 1):
@@ -139,17 +139,17 @@ class Launch:
 
     @property
     def under_way(self) -> list[list[int]]:
-        """The checkpoints that each rank counts as under way."""
+        """The checkpoints that each rank considers pending."""
         return [rank.under_way for rank in self.ranks]
 
     @property
     def steps(self) -> list[int]:
-        """The checkpoints that count."""
+        """The checkpoints in the index."""
         return [one.step for one in fence.read_index(self.store)[0].checkpoints]
 
     @property
     def staged(self) -> list[int]:
-        """The checkpoints that another launch would find on this machine."""
+        """The staged checkpoints that the next launch would find."""
         return [one.step for one in self.place.found()]
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -172,7 +172,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
         made.store.gate.set()
 
 
-def test_a_checkpoint_counts_when_every_rank_has_reported_its_part(launch: Launch) -> None:
+def test_a_checkpoint_is_staged_once_every_rank_has_reported_its_part(launch: Launch) -> None:
     second = launch.ranks[1].take(10)
     launch.report(0, launch.ranks[0].take(10))
     assert launch.coordinator.safe == 0
@@ -190,21 +190,23 @@ def test_a_checkpoint_counts_when_every_rank_has_reported_its_part(launch: Launc
     assert launch.staged == []
 
 
-def test_what_a_lost_rank_had_not_reported_fails_and_what_it_had_counts(launch: Launch) -> None:
+def test_a_lost_rank_fails_only_checkpoints_whose_part_it_had_not_reported(launch: Launch) -> None:
     launch.store.gate.clear()
     launch.save(10)
     launch.report(0, launch.ranks[0].take(20))
     launch.coordinator.lost(1)
     launch.store.gate.set()
     launch.until(lambda: launch.steps == [10])
-    (said,) = launch.notices("is not kept")
-    assert said.startswith("the checkpoint of step 20 is not kept; training goes on with the one")
-    assert said.endswith("before: rank 1 was lost before its part was staged")
+    (notice,) = launch.notices("is not kept")
+    assert notice == (
+        "the checkpoint of step 20 is not kept, and the one before stays the newest: "
+        "rank 1 was lost before its part was staged"
+    )
     launch.until(lambda: launch.under_way == [[], []])
     assert not list(launch.work.glob("*/*/step-*"))
 
 
-def test_a_part_that_arrives_after_another_rank_was_lost_is_of_no_use(launch: Launch) -> None:
+def test_a_part_that_arrives_after_another_rank_was_lost_is_dropped(launch: Launch) -> None:
     launch.coordinator.lost(1)
     launch.report(0, launch.ranks[0].take(10))
     assert launch.under_way == [[], []]
@@ -214,31 +216,33 @@ def test_a_part_that_arrives_after_another_rank_was_lost_is_of_no_use(launch: La
     launch.until(lambda: launch.steps == [10])
 
 
-def test_a_part_that_failed_says_why_and_the_next_one_counts(launch: Launch) -> None:
+def test_a_failed_part_is_reported_with_its_reason_and_the_next_checkpoint_counts(
+    launch: Launch,
+) -> None:
     launch.report(0, launch.ranks[0].take(10))
     failed = {"paths": [], "failed": "No space left on device"}
     launch.report(1, launch.ranks[1].take(10) | failed)
-    assert len(launch.notices("is not kept; training goes on with the one before: No space")) == 1
+    assert len(launch.notices("is not kept, and the one before stays the newest: No space")) == 1
     assert launch.under_way == [[], []]
     with pytest.raises(ServiceUnreachable, match="step 10 could not be stored: No space left"):
-        launch.coordinator.settle()  # if it was the last
+        launch.coordinator.settle()  # as if it was the last one
     launch.save(20)
     launch.coordinator.settle()
     assert launch.steps == [20]
 
 
-def test_a_part_whose_file_is_gone_is_lost_and_the_next_one_counts(launch: Launch) -> None:
-    said = [rank.take(10) for rank in launch.ranks]
-    Path(said[1]["paths"][0]).unlink()
+def test_a_checkpoint_with_a_missing_file_is_lost_and_the_next_one_counts(launch: Launch) -> None:
+    reports = [rank.take(10) for rank in launch.ranks]
+    Path(reports[1]["paths"][0]).unlink()
     for rank in (0, 1):
-        launch.report(rank, said[rank])
+        launch.report(rank, reports[rank])
     launch.until(lambda: bool(launch.notices("the checkpoint of step 10 is lost: ")))
     launch.save(20)
     launch.until(lambda: launch.steps == [20])
 
 
 def busy(launch: Launch, newer: dict[str, Any]) -> None:
-    """One checkpoint on its way to the store, and a newer one that waits."""
+    """Start the upload of one checkpoint, with a newer one in the queue."""
     launch.store.gate.clear()
     launch.save(10)
     launch.store.held.wait()
@@ -255,7 +259,7 @@ def busy(launch: Launch, newer: dict[str, Any]) -> None:
         ({"best": True}, {"required": True}, WAIT, None),
     ],
 )
-def test_with_two_under_way_the_one_that_waits_is_skipped_unless_it_is_to_be_kept(
+def test_with_two_pending_the_queued_one_is_skipped_unless_it_must_be_kept(
     launch: Launch, newer: dict[str, Any], this: dict[str, Any], choice: int, skipped: int | None
 ) -> None:
     busy(launch, newer)
@@ -268,7 +272,7 @@ def test_with_two_under_way_the_one_that_waits_is_skipped_unless_it_is_to_be_kep
     launch.until(lambda: launch.steps == ([10] if skipped == 20 else [10, 20]))
 
 
-def test_one_that_is_kept_for_good_is_not_skipped(tmp_path: Path) -> None:
+def test_a_checkpoint_to_be_kept_for_good_is_not_skipped(tmp_path: Path) -> None:
     launch = Launch(tmp_path, CheckpointPolicy(every_steps=10, keep_every=20))
     with launch.uploader:
         busy(launch, {})
@@ -279,7 +283,7 @@ def test_one_that_is_kept_for_good_is_not_skipped(tmp_path: Path) -> None:
         assert launch.choice(40, required=True) == WRITE
 
 
-def test_one_whose_parts_are_still_being_sent_is_skipped_and_a_late_part_is_released(
+def test_a_checkpoint_with_missing_parts_can_be_skipped_and_a_late_part_is_released(
     launch: Launch,
 ) -> None:
     launch.store.gate.clear()
@@ -294,7 +298,7 @@ def test_one_whose_parts_are_still_being_sent_is_skipped_and_a_late_part_is_rele
     launch.until(lambda: launch.steps == [10, 30])
 
 
-def test_while_the_store_is_away_checkpoints_go_to_disk_by_the_policy_and_follow_in_order(
+def test_during_an_outage_checkpoints_are_kept_on_disk_by_the_policy_and_uploaded_in_order_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploader, "PAUSE_S", 0.05)
@@ -324,22 +328,22 @@ def test_while_the_store_is_away_checkpoints_go_to_disk_by_the_policy_and_follow
         assert len(launch.notices("until it is back, checkpoints are kept in")) == 1
 
 
-def test_what_a_store_that_stays_away_lacks_is_said_and_comes_with_the_next_start(
+def test_if_the_store_stays_away_the_missing_checkpoint_is_reported_and_the_next_start_uploads_it(
     launch: Launch,
 ) -> None:
     launch.store.away = True
     launch.save(10)
     launch.until(lambda: launch.uploader.is_away)
     launch.uploader.settle(launch.stopped, 0.0)
-    (said,) = launch.notices("start again on this machine")
-    assert said.startswith("the checkpoint of step 10 could not be stored: the store can't be")
+    (notice,) = launch.notices("start again on this machine")
+    assert notice.startswith("the checkpoint of step 10 could not be stored: the store can't be")
     with pytest.raises(ServiceUnreachable, match="start again on this machine"):
         launch.uploader.settle(threading.Event(), 0.0)
     launch.uploader.__exit__()
     assert recover(FolderStore(launch.store.root), launch.work, KEEP_ALL) == [10]
 
 
-def test_going_back_waits_for_what_is_staged_and_drops_what_is_not_whole(launch: Launch) -> None:
+def test_going_back_uploads_staged_checkpoints_and_drops_incomplete_ones(launch: Launch) -> None:
     launch.save(10)
     launch.report(0, launch.ranks[0].take(20))
     launch.coordinator.answer(launch.ranks[0], "back", 5)
@@ -364,7 +368,7 @@ def test_a_launch_whose_lease_is_lost_uploads_nothing_more(launch: Launch) -> No
     assert launch.steps == []
 
 
-def test_a_launch_that_another_has_taken_over_from_adds_nothing(launch: Launch) -> None:
+def test_a_launch_adds_nothing_after_another_has_taken_over(launch: Launch) -> None:
     fence.claim(launch.store, None)
     launch.save(10)
     with pytest.raises(RunHeld, match="taken over"):
@@ -381,7 +385,7 @@ EVENTS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
 )
 @given(EVENTS)
-def test_whatever_happens_each_whole_checkpoint_counts_and_nothing_else_stays(
+def test_after_any_events_exactly_the_complete_checkpoints_count(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, events: list[str]
 ) -> None:
     monkeypatch.setattr(uploader, "PAUSE_S", 0.01)
@@ -394,8 +398,7 @@ def test_whatever_happens_each_whole_checkpoint_counts_and_nothing_else_stays(
             rank = int(number or 0)
             if what == "take":
                 at[rank] += 10
-                said = launch.ranks[rank].take(at[rank], generation=generation)
-                launch.report(rank, said)
+                launch.report(rank, launch.ranks[rank].take(at[rank], generation=generation))
                 whole |= {at[rank]} if at[1 - rank] >= at[rank] else set()
             elif what == "lose":
                 launch.coordinator.lost(rank)

@@ -1,4 +1,4 @@
-"""Which checkpoints count: the index, who may add to it, and what is retained."""
+"""The index of checkpoints: which ones count, which launch may add some, which are retained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 def write(
     right: fence.Fence, step: int, content: bytes = b"weights", **fields: object
 ) -> files.State:
-    """A checkpoint whose one file holds anything."""
+    """Write a checkpoint with one file of this content."""
     state = files.State(step=step, epoch=0, split=[1], owner=right.owner, **fields)  # type: ignore[arg-type]
     right.put(f"{fence.folder_name(step)}/model.safetensors", content)
     state.sha256, state.size_bytes = (
@@ -50,7 +50,7 @@ def write(
 @pytest.mark.parametrize(
     "name", ["../../../etc/passwd", "model.pkl", "model-1-of-2.safetensors", "a/model.safetensors"]
 )
-def test_a_state_that_names_a_strange_file_is_passed_over(tmp_path: Path, name: str) -> None:
+def test_a_state_that_lists_an_unknown_file_is_skipped(tmp_path: Path, name: str) -> None:
     store = FolderStore(tmp_path / "run")
     right = fence.claim(store, None)
     write(right, 1)
@@ -61,7 +61,7 @@ def test_a_state_that_names_a_strange_file_is_passed_over(tmp_path: Path, name: 
     assert found.step == 1
 
 
-def test_a_file_of_another_size_is_not_even_read(tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_refused_before_it_is_read(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "run")
     state = write(fence.claim(store, None), 1, b"weights")
     (tmp_path / "run/checkpoints/step-00000001/model.safetensors").write_bytes(b"weights and more")
@@ -69,7 +69,7 @@ def test_a_file_of_another_size_is_not_even_read(tmp_path: Path) -> None:
         files.whole_model(store, state)
 
 
-def test_every_store_takes_a_view_of_memory(store: ObjectStore) -> None:
+def test_every_store_accepts_a_memoryview(store: ObjectStore) -> None:
     content, right = bytearray(b"weights" * 99_999), fence.claim(store, None)
     right.put("checkpoints/step-00000001/model.safetensors", memoryview(content))
     store.put("put", memoryview(content))
@@ -87,7 +87,7 @@ def test_every_store_takes_a_view_of_memory(store: ObjectStore) -> None:
     st.booleans(),
     st.one_of(st.none(), st.integers(1, 4)),
 )
-def test_what_is_retained_is_the_last_the_best_and_every_so_many(
+def test_the_last_the_best_and_every_nth_checkpoint_are_retained(
     given_: list[tuple[int, bool]], last: int, best: bool, every: int | None
 ) -> None:
     policy = CheckpointPolicy(every_steps=1, keep_last=last, keep_best=best, keep_every=every)
@@ -102,7 +102,7 @@ def test_what_is_retained_is_the_last_the_best_and_every_so_many(
     )
 
 
-def test_keep_every_is_a_multiple_of_every_steps() -> None:
+def test_keep_every_must_be_a_multiple_of_every_steps() -> None:
     document = {
         "name": "j",
         "data": {"uri": "builtin:digits"},
@@ -112,7 +112,7 @@ def test_keep_every_is_a_multiple_of_every_steps() -> None:
         Job.model_validate(document)
 
 
-def test_a_holder_whose_lease_is_older_cannot_begin(store: ObjectStore) -> None:
+def test_the_holder_of_an_older_lease_cannot_claim(store: ObjectStore) -> None:
     write(fence.claim(store, 7), 10)
     before = {item.key: store.get(item.key) for item in store.list()}
     with pytest.raises(RunHeld, match=r"later lease \(token 7; this one's is 5\)"):
@@ -131,18 +131,18 @@ def test_a_stale_holder_can_neither_add_nor_replace_a_checkpoint(store: ObjectSt
         write(stale, 20, b"of the stale one")
     with pytest.raises(RunHeld):
         write(stale, 30, b"of the stale one")
-    for step in (0, 10):  # of the second, its own list lacks nothing
+    for step in (0, 10):  # refused even if the change would leave its list as it is
         with pytest.raises(RunHeld):
             stale.forget(after=step)
     assert [state.step for state in files.list_states(store)] == [10, 20]
     assert files.whole_model(store, files.list_states(store)[-1]) == b"of the new one"
-    write(newer, 30, b"of the new one")  # over what the stale one left there
+    write(newer, 30, b"of the new one")  # replaces what the stale one left there
     assert [state.step for state in files.list_states(store)] == [10, 20, 30]
     assert files.whole_model(store, files.list_states(store)[-1]) == b"of the new one"
 
 
 class Noted(FolderStore):
-    """A folder that notes what is read, and how often something is taken away."""
+    """A folder that records its reads, listings and deletions."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -161,21 +161,21 @@ class Noted(FolderStore):
         super().delete(*keys)
 
 
-def test_only_the_first_checkpoint_of_a_launch_looks_at_what_is_there(tmp_path: Path) -> None:
+def test_only_the_first_checkpoint_of_a_launch_lists_the_folder(tmp_path: Path) -> None:
     store = Noted(tmp_path)
     right = fence.claim(store, 1)
     write(right, 10)
     store.done.clear()
     for step in (20, 30, 40):
         write(right, step)
-    # A swap reads, below its lock, what it is about to replace.
+    # A folder's swap reads the current content under its lock.
     assert store.done == ["get", "get", "get", "delete"]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/*")) == sorted(
         ["model.safetensors", "state.json"] * 3
     )
 
 
-def test_files_that_others_left_go_when_it_looks_again(store: ObjectStore) -> None:
+def test_look_again_makes_the_next_commit_delete_orphaned_files(store: ObjectStore) -> None:
     right = fence.claim(store, 1)
     write(right, 10)
     orphan = "checkpoints/step-00000015/model-00001-of-00002.safetensors"
@@ -188,7 +188,9 @@ def test_files_that_others_left_go_when_it_looks_again(store: ObjectStore) -> No
     assert [state.step for state in files.list_states(store)] == [10, 20, 30]
 
 
-def test_what_an_earlier_launch_listed_is_dropped_with_all_its_files(store: ObjectStore) -> None:
+def test_checkpoints_of_an_earlier_launch_are_dropped_with_all_their_files(
+    store: ObjectStore,
+) -> None:
     before = fence.claim(store, 1)
     for step in (10, 20, 30):
         write(before, step)
@@ -199,7 +201,7 @@ def test_what_an_earlier_launch_listed_is_dropped_with_all_its_files(store: Obje
     assert folders == {"step-00000030", "step-00000040", "step-00000050"}
 
 
-def test_an_index_that_was_changed_since_it_was_read_is_read_again(store: ObjectStore) -> None:
+def test_an_index_that_changed_since_it_was_read_is_read_again(store: ObjectStore) -> None:
     right = fence.claim(store, 1)
     write(right, 10)
     right.require()
@@ -209,7 +211,7 @@ def test_an_index_that_was_changed_since_it_was_read_is_read_again(store: Object
     assert [one.step for one in right.require().checkpoints] == [10, 20, 30]
 
 
-def test_of_many_that_claim_at_once_the_last_one_alone_can_write(store: ObjectStore) -> None:
+def test_if_many_claim_at_once_only_the_last_one_can_write(store: ObjectStore) -> None:
     barrier = threading.Barrier(4)
 
     def launch(number: int) -> fence.Fence | None:
@@ -233,7 +235,7 @@ def test_of_many_that_claim_at_once_the_last_one_alone_can_write(store: ObjectSt
     assert [one.step for one in index.checkpoints] == [10]
 
 
-def test_a_version_is_swapped_by_one_of_many(store: ObjectStore) -> None:
+def test_only_one_of_many_concurrent_swaps_succeeds(store: ObjectStore) -> None:
     assert store.swap("key", b"0", None)
     assert not store.swap("key", b"late", None)
     for number in range(1, 4):
@@ -258,7 +260,7 @@ def test_a_damaged_index_does_not_lose_the_checkpoints(store: ObjectStore) -> No
     ]
 
 
-def test_without_an_index_what_a_stale_holder_left_does_not_count(store: ObjectStore) -> None:
+def test_without_an_index_leftovers_of_a_stale_holder_do_not_count(store: ObjectStore) -> None:
     stale = fence.claim(store, 5)
     write(stale, 10, token=5)
     newer = fence.claim(store, 7)

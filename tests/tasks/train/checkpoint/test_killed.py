@@ -1,5 +1,5 @@
-"""A launcher, or all ranks, killed while a checkpoint is on its way: it costs no more than the
-steps since the newest checkpoint that was staged."""
+"""The launcher, or all ranks, are killed during an upload: only steps since the newest staged
+checkpoint are lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKPOINTS = {"every_steps": EVERY, "keep_best": False}
 
 @contextmanager
 def held_back(run: Path) -> Iterator[None]:
-    """No checkpoint comes to count meanwhile: its index can't be written."""
+    """Block commits during the block: locks the run folder, so that the index can't be written."""
     descriptor = os.open(run, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
@@ -38,7 +38,7 @@ def held_back(run: Path) -> Iterator[None]:
 
 
 def stored(run: Path) -> int:
-    """The newest step that counts."""
+    """The newest step in the index."""
     entries = (
         json.loads((run / "checkpoints.json").read_text())["checkpoints"]
         if (run / "checkpoints.json").exists()
@@ -48,22 +48,22 @@ def stored(run: Path) -> int:
 
 
 def is_staged(work: Path, step: int) -> bool:
-    """Whether this checkpoint is whole on this machine, and the store does not have it yet."""
+    """Whether this checkpoint is staged, and not uploaded yet."""
     return bool(list(work.glob(f"{staged.SPILL}/*/step-{step:08d}-*.json")))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < until, "did not come about in five minutes"
+        assert time.monotonic() < until, "the condition did not hold within five minutes"
         time.sleep(0.01)
 
 
-def killed_with_a_checkpoint_on_its_way(
+def killed_during_an_upload(
     folder: Path, step: Callable[[], int], kill: Callable[[], object]
 ) -> int:
-    """Kill when the checkpoint after the newest one that counts is on its way, and the next is
-    about to begin; the former's step."""
+    """Kill while the next checkpoint is being uploaded and another is about to begin; returns the
+    former's step."""
     run, work = folder / "run", folder / "work"
     wait_until(lambda: stored(run) >= 2 * EVERY)
     with held_back(run):
@@ -76,16 +76,16 @@ def killed_with_a_checkpoint_on_its_way(
 def killed_while_the_store_is_slow(
     folder: Path, processes: Callable[[], dict[int, Any]], began: list[int]
 ) -> None:
-    """Kill all ranks when the store is three checkpoints behind what is staged; `began` gets the
-    step of that."""
+    """Kill all ranks when the store is three checkpoints behind; appends the staged step to
+    `began`."""
     run, work = folder / "run", folder / "work"
     wait_until(lambda: stored(run) >= EVERY)
     with held_back(run):
         late, until = stored(run) + 3 * EVERY, time.monotonic() + 300
         while time.monotonic() < until:
             for process in processes().values():
-                process.send_signal(signal.SIGSTOP)  # so that none is about to stage a newer one
-            time.sleep(0.2)  # for the launcher to hear what they have said
+                process.send_signal(signal.SIGSTOP)  # so that none stages a newer one meanwhile
+            time.sleep(0.2)  # for the launcher to handle their messages
             if staged_now := [
                 step for step in range(late, late + 20 * EVERY, EVERY) if is_staged(work, step)
             ]:
@@ -98,12 +98,12 @@ def killed_while_the_store_is_slow(
             process.send_signal(signal.SIGKILL)
 
 
-def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path) -> None:
+def test_a_killed_launcher_costs_at_most_one_checkpoint_interval(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"epochs": 4, "backend": "torch", "checkpoint": CHECKPOINTS, **NO_SPARE}
     asked = request(tmp_path / "a", [40, 20], devices=SLOW, **spec)
     (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
-    said = tmp_path / "progress"
-    said.touch()
+    log = tmp_path / "progress"
+    log.touch()
     launcher = subprocess.Popen(
         [
             sys.executable,
@@ -113,16 +113,16 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
             "progress.listen(progress.appended_to(Path(sys.argv[2])));"
             "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))",
             str(tmp_path / "request.json"),
-            str(said),
+            str(log),
         ],
     )
 
     def step() -> int:
-        events = [json.loads(line) for line in said.read_text().splitlines() if line.endswith("}")]
+        events = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
         return max((event["step"] for event in events if event["event"] == "train"), default=0)
 
     try:
-        begun = killed_with_a_checkpoint_on_its_way(tmp_path / "a", step, launcher.kill)
+        begun = killed_during_an_upload(tmp_path / "a", step, launcher.kill)
     finally:
         launcher.kill()
         launcher.wait()
@@ -137,7 +137,7 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
 
 
 @pytest.mark.parametrize("store", ["as it is", "slow"])
-def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
+def test_killing_all_ranks_at_once_costs_at_most_one_checkpoint_interval(
     tmp_path: Path, store: str
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -159,16 +159,16 @@ def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
         if store == "slow":
             killed_while_the_store_is_slow(tmp_path, ranks, begun)
         else:
-            begun.append(killed_with_a_checkpoint_on_its_way(tmp_path, step, kill))
+            begun.append(killed_during_an_upload(tmp_path, step, kill))
 
     watcher = once(lambda: True, kill_all)
     train(asked)
     watcher.join()
-    told = "no rank that had the training's state is left: it goes on from the checkpoint of step "
+    notice = "all ranks with the training's state were lost; resumes from the checkpoint of step "
     (newest,) = [
-        int(event["message"].removeprefix(told))
+        int(event["message"].removeprefix(notice))
         for event in heard
-        if event.get("message", "").startswith(told)
+        if event.get("message", "").startswith(notice)
     ]
     assert newest >= begun[0]
     assert_every_sample_once(asked, 2, epochs)

@@ -1,4 +1,4 @@
-"""What is staged when processes are killed: the next start brings it, and nothing half or stale."""
+"""After a kill, the next start uploads staged checkpoints, but no incomplete or stale ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = tuple[FolderStore, Path, str]
 def stage(
     work: Path, launch: str, step: int, *, shards: bool = False, spill: bool = False
 ) -> staged.Staged:
-    """What two ranks have staged of a checkpoint: each its shard, or the first all of it."""
+    """Stage a checkpoint of two ranks, with a shard from each or one file from the first."""
     place, tensor = staged.Place(work, launch), torch.full((2,), float(step))
     parts = {rank: {f"w{rank}": tensor} for rank in (0, 1)}
     wanted = {f"model-0000{rank + 1}-of-00002.safetensors": parts[rank] for rank in (0, 1)}
@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def newest(store: ObjectStore, folder: Path) -> tuple[int, dict[str, list[float]]] | None:
-    """The step and the tensors that a start goes on from."""
+    """The step and the tensors from which a start would resume."""
     state = checkpoint.fetch_latest(store, folder / "resume")
     if state is None:
         return None
@@ -77,12 +77,12 @@ def newest(store: ObjectStore, folder: Path) -> tuple[int, dict[str, list[float]
 
 
 def left(work: Path) -> list[str]:
-    """What a work folder holds besides rows."""
+    """The content of a work folder besides the journal."""
     return [path.name for path in work.iterdir() if path.name != "journal"]
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_what_all_ranks_have_staged_is_a_checkpoint_of_the_store(
+def test_recovery_uploads_a_checkpoint_that_all_ranks_have_staged(
     run: Run, tmp_path: Path, shards: bool
 ) -> None:
     store, work, owner = run
@@ -95,7 +95,7 @@ def test_what_all_ranks_have_staged_is_a_checkpoint_of_the_store(
     assert left(work) == []
 
 
-def test_all_that_are_whole_come_in_their_order_and_no_more_than_the_policy_keeps(
+def test_recovery_uploads_complete_checkpoints_in_order_and_only_those_the_policy_keeps(
     run: Run, tmp_path: Path
 ) -> None:
     store, work, owner = run
@@ -107,7 +107,7 @@ def test_all_that_are_whole_come_in_their_order_and_no_more_than_the_policy_keep
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut short", "missing"])
-def test_of_two_that_were_synced_to_disk_the_older_counts_if_the_newer_is_damaged(
+def test_if_the_newer_of_two_synced_checkpoints_is_damaged_the_older_counts(
     run: Run, tmp_path: Path, damage: str
 ) -> None:
     store, work, owner = run
@@ -184,7 +184,7 @@ def of_another_launch(work: Path, owner: str) -> None:
         of_another_launch,
     ],
 )
-def test_what_is_no_newer_whole_checkpoint_of_this_launch_is_passed_over_and_removed(
+def test_recovery_skips_and_removes_all_but_newer_complete_checkpoints_of_this_launch(
     run: Run, leave: Callable[[Path, str], None]
 ) -> None:
     store, work, owner = run
@@ -197,7 +197,7 @@ def test_what_is_no_newer_whole_checkpoint_of_this_launch_is_passed_over_and_rem
 
 
 class Failing(FolderStore):
-    """Takes so many changes, and then is away."""
+    """A folder that accepts a number of changes and then is unreachable."""
 
     def __init__(self, root: Path, changes: int) -> None:
         super().__init__(root)
@@ -220,9 +220,7 @@ class Failing(FolderStore):
 
 
 @pytest.mark.parametrize("spill", [False, True])
-def test_a_start_that_ends_at_any_moment_leaves_the_next_one_able_to_go_on(
-    tmp_path: Path, spill: bool
-) -> None:
+def test_a_recovery_interrupted_at_any_point_can_be_repeated(tmp_path: Path, spill: bool) -> None:
     changes = 0
     while True:
         folder = tmp_path / str(changes)
@@ -236,10 +234,10 @@ def test_a_start_that_ends_at_any_moment_leaves_the_next_one_able_to_go_on(
             assert recover(store, work, POLICY) == [7]
             assert newest(store, folder) == (7, {"w0": [7, 7], "w1": [7, 7]})
             changes += 1
-    assert changes >= 6  # two files, two of rows, the state, the index
+    assert changes >= 6  # two files, two parts of rows, the state, the index
 
 
-def test_a_launch_that_another_takes_over_from_meanwhile_brings_nothing(
+def test_recovery_uploads_nothing_if_another_launch_takes_over_meanwhile(
     run: Run, tmp_path: Path
 ) -> None:
     store, work, owner = run
@@ -256,20 +254,20 @@ def test_a_launch_that_another_takes_over_from_meanwhile_brings_nothing(
     assert newest(store, tmp_path) is None
 
 
-def test_what_was_synced_to_disk_outlives_a_restart_of_the_machine(
+def test_checkpoints_synced_to_disk_survive_a_restart_of_the_machine(
     run: Run, tmp_path: Path
 ) -> None:
     store, work, owner = run
     stage(work, owner, 7, spill=True).sync()
     stage(work, owner, 9, spill=True)
     for mark in staged.Place(work, owner).disk.glob("*.json"):
-        said = json.loads(mark.read_text())
-        said["boot"] = said["boot"] and "another"
-        mark.write_text(json.dumps(said))
+        content = json.loads(mark.read_text())
+        content["boot"] = content["boot"] and "another"
+        mark.write_text(json.dumps(content))
     assert recover(store, work, POLICY) == [7]
 
 
-def test_a_launch_forgets_its_own_alone(tmp_path: Path) -> None:
+def test_forget_removes_only_the_launchs_own_checkpoints(tmp_path: Path) -> None:
     for owner in ("mine", "theirs"):
         stage(tmp_path, owner, 7)
     staged.Place(tmp_path, "mine").forget()
@@ -278,7 +276,7 @@ def test_a_launch_forgets_its_own_alone(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-def test_it_lies_in_shared_memory_and_what_nobody_came_back_for_goes_after_a_day(
+def test_staging_is_in_shared_memory_and_abandoned_folders_are_removed_after_a_day(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, work, owner = run
@@ -300,12 +298,12 @@ def test_it_lies_in_shared_memory_and_what_nobody_came_back_for_goes_after_a_day
     assert [path.name for path in shared.iterdir()] == [
         (tmp_path / "other" / staged.STAGING).readlink().name
     ]
-    staged.prepare(tmp_path / "left")  # whose link led nowhere
+    staged.prepare(tmp_path / "left")  # its link was dangling
     stage(tmp_path / "left", owner, 8)
     assert mark_of(tmp_path / "left", owner).exists()
 
 
-def test_what_a_work_folder_that_is_gone_had_goes_with_the_next_training(
+def test_the_next_training_removes_the_shared_memory_of_deleted_work_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = tmp_path / "shared"
@@ -316,7 +314,7 @@ def test_what_a_work_folder_that_is_gone_had_goes_with_the_next_training(
         staged.prepare(tmp_path / name)
         stage(tmp_path / name, "mine", 7)
         places[name] = (tmp_path / name / staged.STAGING).readlink()
-    # A container may share this one's memory, and not its files.
+    # As left by a container that shares this machine's memory, but not its files.
     (places["elsewhere"] / "of").write_bytes(b"1 " + os.fsencode(tmp_path / "elsewhere"))
     for name in ("deleted", "elsewhere"):
         shutil.rmtree(tmp_path / name)
@@ -332,7 +330,7 @@ def test_what_a_work_folder_that_is_gone_had_goes_with_the_next_training(
     assert sorted(shared.iterdir()) == sorted(stay)
 
 
-def test_without_shared_memory_it_lies_in_the_work_folder(
+def test_without_shared_memory_staging_is_in_the_work_folder(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, work, owner = run
@@ -344,7 +342,7 @@ def test_without_shared_memory_it_lies_in_the_work_folder(
 
 
 @pytest.mark.parametrize("spill", [False, True])
-def test_a_part_that_one_place_has_no_room_for_lies_in_the_other(
+def test_a_part_goes_to_the_other_folder_if_one_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spill: bool
 ) -> None:
     wanted, other = (staged.SPILL, staged.STAGING) if spill else (staged.STAGING, staged.SPILL)
@@ -360,20 +358,20 @@ def test_a_part_that_one_place_has_no_room_for_lies_in_the_other(
         with place.create("step-00000007-1", "model.safetensors", 3, spill=spill) as opened:
             assert opened.name == str(tmp_path / other / "mine/step-00000007-1/model.safetensors")
         there.setattr(staged, "LEFT_FREE_BYTES", 1 << 62)
-        with pytest.raises(OSError, match="3 bytes have no room in"):
+        with pytest.raises(OSError, match="no room for 3 bytes in"):
             place.create("step-00000007-1", "model.safetensors", 3, spill=spill)
     with place.create("step-00000009-1", "model.safetensors", 3, spill=spill) as opened:
         assert Path(opened.name).parents[2] == tmp_path / wanted
 
 
-def test_a_mark_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_mark_cannot_be_written_is_not_found(tmp_path: Path) -> None:
     (tmp_path / staged.SPILL).touch()
     one = stage(tmp_path, "mine", 7)
     assert [name for name, _ in one.files()] == ["model.safetensors"]
     assert staged.Place(tmp_path, "mine").found() == []
 
 
-def test_files_are_used_again_as_long_as_the_ranks_stay_the_same(tmp_path: Path) -> None:
+def test_files_are_reused_while_the_ranks_stay_the_same(tmp_path: Path) -> None:
     place = staged.Place(tmp_path, "mine")
     inodes = []
     for step in (5, 7):
@@ -389,7 +387,7 @@ def test_files_are_used_again_as_long_as_the_ranks_stay_the_same(tmp_path: Path)
     assert free == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
-def test_a_smaller_part_leaves_nothing_of_the_larger_one_before(tmp_path: Path) -> None:
+def test_a_reused_file_is_truncated_to_the_smaller_part(tmp_path: Path) -> None:
     place = staged.Place(tmp_path, "mine")
     for step, size in ((5, 100), (7, 10)):
         pieces = as_file({"w": torch.zeros(size)})
