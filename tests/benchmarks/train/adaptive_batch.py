@@ -1,12 +1,13 @@
-"""Time to a target metric: a batch that grows by itself against a sweep of five fixed batches, on three tasks.
+"""Time to a target metric: an adaptive batch against five fixed batches, on three tasks.
 
     python tests/benchmarks/train/adaptive_batch.py [--seeds 3] [--rules]
 
-Devices are emulated by a clock: two unlike ones take t_r(b) = a_r + s_r · b for b samples, and a step ends with the slower one at
-the best split. Everything else is the product's: the update on the joint batch (in one process), the noise scale (from the two
-devices' parts, unequal as they are), the decision to grow, the rule of the learning rate. A fixed batch gets the rate of the
-smallest one by the same rule. The first step counts at which an exponential mean over checks of the held-out rows reaches the
-target. `--rules` compares the rules: what `auto` goes by.
+The time is computed: two devices of different speeds take t_r(b) = a_r + s_r · b for b samples, and
+a step takes as long as the slower one at the best split. Everything else is the product's code: the
+update on the joint batch (in one process), the noise scale (from the two devices' unequal parts),
+the decision to grow, and the learning-rate rule. Fixed batches get the smallest batch's rate,
+scaled by the same rule. A training ends at the first step at which an exponential mean of the
+held-out metric reaches the target. `--rules` compares the rules, which justifies `auto`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SWEEP = (16, 32, 64, 128, 256)
 WINDOW_STEPS = 20
 CHECK_SAMPLES = 400
 DEVICES = (Affine(fixed=8e-3, per_sample=1e-4), Affine(fixed=8e-3, per_sample=2e-4))
-"""8 ms a step and 0.1 and 0.2 ms a sample: half of a step is fixed cost at 120 samples."""
+"""8 ms per step plus 0.1 and 0.2 ms per sample: at 120 samples, half of a step is fixed cost."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def split_of(batch: int) -> tuple[int, ...]:
 
 
 def step_time_s(batch: int) -> float:
-    """The slower device's, at the best split."""
+    """The slower device's time at the best split."""
     return max(device(part) for device, part in zip(DEVICES, split_of(batch), strict=True))
 
 
@@ -83,7 +84,10 @@ def _loss(rank: Rank, rows: Any) -> torch.Tensor:
 def seconds_to_target(
     case: Case, one: OneProcess, seed: int, rule: Rule, fixed: int | None
 ) -> tuple[float, list[tuple[int, int]]]:
-    """Clock time until the target (infinite: not within the epochs), and the batches by step. `fixed`: None lets it grow."""
+    """Computed time to the target (inf if not reached), and the batches by step.
+
+    `fixed` is the batch; None lets it grow.
+    """
     rank = one.rank(seed)
     rule = rule_for(rule, case.task.optimizer["name"])
     base = SWEEP[0]
@@ -130,9 +134,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--rules", action="store_true", help="compare the rules of the learning rate"
-    )
+    parser.add_argument("--rules", action="store_true", help="compare the learning-rate rules")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rules: tuple[Rule, ...] = (
@@ -141,9 +143,8 @@ def main() -> None:
     for case in CASES:
         one = OneProcess(case.task)
         for rule in rules:
-            print(
-                f"{case.task.name}, target {case.target:g}, rule {rule_for(rule, case.task.optimizer['name'])}"
-            )
+            used = rule_for(rule, case.task.optimizer["name"])
+            print(f"{case.task.name}, target {case.target:g}, rule {used}")
             fixed = {
                 size: [
                     seconds_to_target(case, one, seed, rule, size)[0] for seed in range(asked.seeds)
@@ -156,13 +157,10 @@ def main() -> None:
             grown = [seconds for seconds, _ in runs]
             best = min(statistics.mean(seconds) for seconds in fixed.values())
             ratio = statistics.mean(grown) / best if math.isfinite(best) else math.inf
-            print(
-                f"  grows:      {_shown(grown)}   {' -> '.join(str(size) for _, size in runs[0][1])}"
-            )
-            print(
-                f"  ratio to the best fixed batch {ratio:.2f}, {'within' if ratio <= 1.1 else 'NOT within'} 1.1",
-                flush=True,
-            )
+            sizes = " -> ".join(str(size) for _, size in runs[0][1])
+            print(f"  adaptive:   {_shown(grown)}   {sizes}")
+            verdict = "within" if ratio <= 1.1 else "NOT within"
+            print(f"  ratio to the best fixed batch {ratio:.2f}, {verdict} 1.1", flush=True)
 
 
 def _shown(seconds: list[float]) -> str:

@@ -1,10 +1,12 @@
-"""Overhead against bare torch.nn.parallel.DistributedDataParallel: the same job at an even split on two ranks, by both.
+"""Overhead over plain torch.nn.parallel.DistributedDataParallel: the same job on two ranks.
 
-    python tests/benchmarks/train/against_ddp.py [--width 512] [--batch 64] [--steps 150] [--rounds 5] [--backend torch]
+    python tests/benchmarks/train/against_ddp.py [--width 512] [--batch 64] [--steps 150]
+        [--rounds 5] [--backend torch]
 
-Same model, rows in the same order, batch, optimizer, Gloo, one thread a rank. DDP's loop does nothing but train; ours also
-records, shows, watches over its ranks, and validates 18 rows after each epoch. Each round runs ours once and DDP's twice, in
-random order; by how much DDP's two differ is the noise floor. The bar is 1.05.
+Both use the same model, order of rows, even split, optimizer, Gloo, and one thread per rank. DDP's
+loop only trains; trainwright's also records, reports progress, monitors its ranks, and validates
+18 rows after each epoch. Each round runs trainwright once and DDP twice, in random order; the
+difference of the two DDP runs is the noise floor. The bar is 1.05.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ RANKS = 2
 
 
 def ours(width: int, batch: int, steps: int, backend: str) -> float:
-    """Samples per second."""
+    """Samples per second of trainwright."""
     with tempfile.TemporaryDirectory() as folder:
         split = [batch] * RANKS
         asked = asked_for(
@@ -39,7 +41,7 @@ def ours(width: int, batch: int, steps: int, backend: str) -> float:
 
 
 def ddp(width: int, batch: int, steps: int) -> float:
-    """Samples per second."""
+    """Samples per second of DDP."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--as-rank"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -51,12 +53,12 @@ def ddp(width: int, batch: int, steps: int) -> float:
         ]
         ended = [rank.wait() for rank in ranks]
         if any(ended):
-            raise RuntimeError("a rank of the bare training failed")
+            raise RuntimeError("a rank of the DDP training failed")
         return float(json.loads((Path(folder) / "rate").read_text()))
 
 
 def as_rank(rank: int, folder: str, width: int, batch: int, steps: int) -> None:
-    """The bare training."""
+    """Train as one rank of DDP."""
     import torch
     import torch.distributed as dist
 
@@ -125,8 +127,9 @@ def main() -> None:
     )
     step_ms = 1e3 * RANKS * asked.batch / statistics.median(found["ddp"] + found["again"])
     print(
-        f"width {asked.width}, {RANKS} ranks of {asked.batch}, {asked.backend}: {middle(ratios)} of DDP's time (bar 1.05), which "
-        f"is {step_ms:.1f} ms a step; noise floor {floor:.3f} over {asked.rounds} rounds",
+        f"width {asked.width}, {RANKS} ranks of {asked.batch}, {asked.backend}: {middle(ratios)} "
+        f"of DDP's time (bar 1.05), which is {step_ms:.1f} ms per step; noise floor {floor:.3f} "
+        f"over {asked.rounds} rounds",
         flush=True,
     )
 

@@ -1,14 +1,19 @@
-"""The adaptive split while hosts get other quotas of the CPU, over ssh: `changing_speeds` on real computing.
+"""The adaptive split while hosts' CPU quotas change, over ssh: `changing_speeds` with real compute.
 
-    python tests/benchmarks/train/changing_quotas.py [ROUNDS] [--before 0.8 0.4] [--after 0.4 0.8] [--backend B] [--steps 60 140]
+    python tests/benchmarks/train/changing_quotas.py [ROUNDS] [--before 0.8 0.4] [--after 0.4 0.8]
+        [--backend B] [--steps 60 140]
 
-Each round (default 5) makes a lab of one host for each quota (`tests/lab.py`, `hosts`; needs root), each kept to a core of this
-machine where there are enough, and trains there: so many steps at the quotas before, the batch split in their proportion, then
-at those after. What counts is where the split ends: of the steps since its last change, what they reach of the ideal, which is
-what the ranks do in the same steps by their own computing times, added up; bar: 93 % within 3 changes. Beside it: the same of
-each window between two changes, before the quotas change and after; and of a step since the last change, what it takes, what the
-slowest rank computes, and what a rank computes in the mean. Between the last two is waiting, for a split that is not right or
-times that waver; between the first two, sums, whose cost hardly depends on the batch.
+Each round (default 5) creates a lab with one host per quota (`tests/lab.py`, `hosts`; needs root),
+each pinned to a core of this machine if there are enough, and trains there: some steps with the
+quotas `--before`, the batch split in their proportion, then some with those `--after`.
+
+The result is the throughput after the last change of the split, as a share of the ideal. The ideal
+is the sum of the ranks' speeds in the same steps, by their own compute times. The bar is 93 %
+within 3 changes. Also printed: the same share for each window between two changes, before and
+after the quotas change; and for a step after the last change, its time, the slowest rank's compute
+time, and the mean compute time. The difference of the last two is waiting, due to an imperfect
+split or to varying times. The difference of the first two is sums, whose cost hardly depends on the
+batch.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ BAR, MOST_CHANGES = 0.93, 3
 
 
 def trained(given: argparse.Namespace, backend: str) -> tuple[Steps, list[SplitEvent], int]:
-    """Train once: every step's rows, rank by rank, the changes of the split, and the step at which the quotas changed."""
+    """Train once; returns each step's rows, the split's changes, the step of the new quotas."""
     before, after = given.steps
     split = [round(BATCH * quota / sum(given.before)) for quota in given.before]
     split[0] += BATCH - sum(split)
@@ -67,7 +72,7 @@ def trained(given: argparse.Namespace, backend: str) -> tuple[Steps, list[SplitE
 
 
 def shares(steps: Steps, bounds: list[int]) -> list[float]:
-    """What the whole steps between two bounds reach of their own ideal; NaN where there are hardly any."""
+    """The share of the ideal in the full steps between neighbouring bounds; NaN if too few."""
     found = []
     for first, last in pairwise(bounds):
         whole = [
@@ -80,7 +85,7 @@ def shares(steps: Steps, bounds: list[int]) -> list[float]:
 
 
 def parts(steps: Steps) -> str:
-    """What a step takes, by the means."""
+    """The mean times of a step."""
     step, slowest, mean = (
         1e3 * statistics.mean(of(own) for own in steps)
         for of in (
@@ -89,7 +94,9 @@ def parts(steps: Steps) -> str:
             lambda own: statistics.mean(row["compute_s"] for row in own),
         )
     )
-    return f"a step of {step:.0f} ms: the slowest rank computes {slowest:.0f}, a rank {mean:.0f} in the mean"
+    return (
+        f"a step takes {step:.0f} ms: the slowest rank computes {slowest:.0f}, the mean {mean:.0f}"
+    )
 
 
 def main() -> None:
@@ -101,7 +108,7 @@ def main() -> None:
     )
     parser.add_argument("--after", type=float, nargs="+", default=[0.4, 0.8])
     parser.add_argument(
-        "--steps", type=int, nargs=2, default=[60, 140], help="at the quotas before and after"
+        "--steps", type=int, nargs=2, default=[60, 140], help="with the quotas before and after"
     )
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--passes", type=int, default=4)
@@ -110,7 +117,7 @@ def main() -> None:
     if (reason := lab.why_not()) is not None:
         raise SystemExit(reason)
     if len(given.before) != len(given.after):
-        parser.error("--before and --after take as many quotas")
+        parser.error("--before and --after need the same number of quotas")
     backend = choose_backend(given.backend)
     print(
         f"{backend}, hosts of {given.before} cores, then of {given.after}, batch {BATCH}",
@@ -126,15 +133,16 @@ def main() -> None:
         ends.append(at_last[-1])
         counts.append(float(len(late)))
         windows = [" ".join(f"{share:.3f}" for share in part) for part in (at_first, at_last)]
-        told = "; ".join(f"step {event.step}: {event.batch_sizes}" for event in events)
+        changes = "; ".join(f"step {event.step}: {event.batch_sizes}" for event in events)
         print(
-            f"ends at {ends[-1]:.3f} of the new ideal after {len(late)} change(s); windows {windows[0]}, from step {changed} "
-            f"{windows[1]}; {told or 'no change'}; {parts(steps[max([changed + 1, *late]) + SETTLING :])}",
+            f"ends at {ends[-1]:.3f} of the new ideal after {len(late)} change(s); "
+            f"windows {windows[0]}, from step {changed} {windows[1]}; {changes or 'no change'}; "
+            f"{parts(steps[max([changed + 1, *late]) + SETTLING :])}",
             flush=True,
         )
     met = statistics.median(ends) >= BAR and statistics.median(counts) <= MOST_CHANGES
-    said = f"{middle(ends)} of the new ideal after {middle(counts)} changes"
-    print(f"{said}: {'met' if met else 'missed'} (bar {BAR} within {MOST_CHANGES})")
+    result = f"{middle(ends)} of the new ideal after {middle(counts)} changes"
+    print(f"{result}: {'met' if met else 'missed'} (bar {BAR} within {MOST_CHANGES})")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""The adaptive split while devices change their speed, and while they only waver.
+"""The adaptive split while device speeds change, and while they only fluctuate.
 
-    python tests/benchmarks/train/changing_speeds.py [--case "2:1>1:2" ...] [--rounds 5] [--noise 0.15] [--seed 0] [--no-change]
-        [--no-noise]
+    python tests/benchmarks/train/changing_speeds.py [--case "2:1>1:2" ...] [--rounds 5]
+        [--noise 0.15] [--seed 0] [--no-change] [--no-noise]
 
-Ranks are real; the model sleeps SAMPLE_S / speed for a sample, at the speeds that a file holds, which this program rewrites in
-mid-run. Ideal: all devices always busy at their present speed; an epoch has 25 steps, and its validation counts as lost. Bars:
-93 % of the new ideal within 3 changes of the split; with step times that waver by 15 %, at most 1 change in 100 steps and no
-loss against the split that never changes (run twice a round, in random order: by how much those two differ is the noise floor).
-Each window between two changes has its share of the ideal; what counts is the last one at each speed, where the split ends, and
-how many changes led to it, not the best window. The trainings of a round waver alike, step by step: of 200 steps with draws of
-their own the mean would differ by 0.7 % (sd) from training to training; round n draws with `--seed` + n.
+The ranks are real processes; the model sleeps SAMPLE_S / speed per sample. It reads the speeds from
+a file, which this program rewrites during the run. The ideal is that all devices are always busy at
+their current speed; an epoch has 25 steps, and its validation counts as lost.
+
+Bars: 93 % of the new ideal within 3 changes of the split. With step times that fluctuate by 15 %,
+at most 1 change in 100 steps, and no loss against a static split. (The static split runs twice per
+round, in random order; the difference of the two runs is the noise floor.) Each window between two
+changes has its share of the ideal. What counts is the last window at each speed, and the number of
+changes before it, not the best window.
+
+All trainings of a round fluctuate identically, step by step. With independent draws, the means of
+200 steps would differ by 0.7 % (standard deviation) between trainings. Round n uses `--seed` + n.
 """
 
 from __future__ import annotations
@@ -48,8 +53,8 @@ class Net(torch.nn.Sequential):
         if self.training:
             with open(self.file) as file:
                 speed = json.load(file)[int(os.environ["HOROVOD_RANK"])]
-            wavering = 1 + self.draw.uniform(-self.noise, self.noise)
-            time.sleep(len(images) * self.sample_s / speed * wavering)
+            factor = 1 + self.draw.uniform(-self.noise, self.noise)
+            time.sleep(len(images) * self.sample_s / speed * factor)
         return super().forward(images)
 
 
@@ -61,7 +66,10 @@ def build_model(file, noise, sample_s, draws):
 def made(
     folder: Path, speeds: list[float], steps: int, noise: float, *, adapts: bool, draws: int = 0
 ) -> tuple[Any, Path]:
-    """A training at these speeds, its split in their proportion; and the file that holds them. `draws` tells how it wavers."""
+    """A training with a split in proportion to these speeds, and the file with the speeds.
+
+    `draws` is the seed of the fluctuations.
+    """
     file = folder / "speeds.json"
     file.write_text(json.dumps(speeds))
     split = [round(SAMPLES_PER_SPEED * speed) for speed in speeds]
@@ -81,9 +89,9 @@ def made(
 
 
 def changed(before: list[float], after: list[float]) -> list[tuple[list[float], list[str]]]:
-    """At the speeds before and at those after: the share of their ideal in each window between changes of the split, and these.
+    """For the speeds before and after: the share of the ideal in each window, and the changes.
 
-    The first WARM_UP_STEPS are left out. A window in which hardly a step was seen has the share NaN.
+    Leaves out the first WARM_UP_STEPS. A window with too few observed steps has the share NaN.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, file = made(Path(folder), before, BEFORE_STEPS + AFTER_STEPS, 0.0, adapts=True)
@@ -118,7 +126,7 @@ def changed(before: list[float], after: list[float]) -> list[tuple[list[float], 
 def wavering(
     speeds: list[float], noise: float, steps: int, *, adapts: bool, draws: int
 ) -> tuple[float, float]:
-    """Samples per second, and changes of the split in 100 steps."""
+    """Samples per second, and changes of the split per 100 steps."""
     with tempfile.TemporaryDirectory() as folder:
         asked, _ = made(Path(folder), speeds, steps, noise, adapts=adapts, draws=draws)
         seen, result = paced(asked)
@@ -129,7 +137,7 @@ def wavering(
 
 
 def shown(shares: list[float]) -> str:
-    """The windows' shares in a line."""
+    """The windows' shares on one line."""
     return " ".join(f"{share:.3f}" for share in shares)
 
 
@@ -139,12 +147,12 @@ def main() -> None:
     parser.add_argument("--case", action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.15)
-    parser.add_argument("--steps", type=int, default=200, help="of each training that wavers")
+    parser.add_argument("--steps", type=int, default=200, help="of each training with noise")
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
-        help="of the first round's wavering; the next round takes the next",
+        help="of the first round's noise; each further round adds 1",
     )
     parser.add_argument("--no-change", action="store_true")
     parser.add_argument("--no-noise", action="store_true")
@@ -154,9 +162,10 @@ def main() -> None:
         for _ in range(asked.rounds):
             (at_first, early), (at_last, late) = changed(before, after)
             print(
-                f"{case}: ends at {at_last[-1]:.3f} of the new ideal after {len(late)} change(s) (bar 0.93 after at most 3); "
-                f"before at {at_first[-1]:.3f} after {len(early)}; "
-                f"windows {shown(at_first)}, then {shown(at_last)}; {'; '.join([*early, *late]) or 'no change'}",
+                f"{case}: ends at {at_last[-1]:.3f} of the new ideal after {len(late)} change(s) "
+                f"(bar 0.93 after at most 3); before at {at_first[-1]:.3f} after {len(early)}; "
+                f"windows {shown(at_first)}, then {shown(at_last)}; "
+                f"{'; '.join([*early, *late]) or 'no change'}",
                 flush=True,
             )
     if not asked.no_noise:
@@ -176,7 +185,7 @@ def main() -> None:
         )
         changes = middle([count for _, count in found["adaptive"]])
         print(
-            f"times that waver by {asked.noise:.0%}: {changes} changes in 100 steps (bar 1); "
+            f"times that fluctuate by {asked.noise:.0%}: {changes} changes in 100 steps (bar 1); "
             f"{middle(shares)} of the static split's throughput, noise floor {floor:.3f}"
         )
 

@@ -1,34 +1,35 @@
-"""What checkpoints cost, as a part of 50 steps: steps with one against steps without, within one
-training on two ranks.
+"""The cost of a checkpoint relative to 50 steps: steps with and without one, in one training on two
+ranks.
 
     python tests/benchmarks/train/checkpoint.py [--model small|medium|long|wide|large]
         [--store s3|idle|file] [--apart] [--checkpoints 40] [--window 5] [--every 50]
         [--backend torch|horovod]
 
-A checkpoint takes CPU time that does not depend on the step, so there are several models: `small`
-is a network of some kB whose steps take some ms; `medium` and `long` have 1 MB of parameters and go
-through their layers so often that a step takes some 30 and 100 ms; `wide` has 17 MB of parameters,
-50 MB with Adam's state, and steps of some 100 ms; `large` 100 and 300 MB.
+A checkpoint costs the same CPU time whatever a step takes, so there are several models. `small` has
+a few kB of parameters and steps of a few ms. `medium` and `long` have 1 MB of parameters, and pass
+through their layers so often that a step takes about 30 and 100 ms. `wide` has 17 MB of parameters,
+50 MB with Adam's state, and steps of about 100 ms; `large` 100 and 300 MB.
 
-The store is a real S3 server, which shares this machine's cores with both ranks and takes more CPU
-time for a checkpoint than they do (`s3`); the same with the least priority, so that it has what the
-ranks leave (`idle`); or a folder (`file`). The differences between these are the store's cost on a
-shared machine, not training's. With `--apart` the server has one core for itself, and the training,
-of one rank with its launcher, another: what remains to pay if the store has a machine of its own.
-That shows what copying, hashing and sending cost, all on the rank's core; it does not show ranks
-that wait for each other, nor a network; the server's CPU time is not counted then.
+The store is a real S3 server, which shares this machine's cores with both ranks and needs more CPU
+time for a checkpoint than they do (`s3`); the same server with the lowest priority, so that it only
+uses idle cores (`idle`); or a folder (`file`). The differences between these are the cost of the
+store on a shared machine, not of training. With `--apart`, the server has one core for itself, and
+the training (one rank and its launcher) has another. This shows the remaining cost if the store has
+its own machine: copying, hashing and sending, all on the rank's core. It does not show ranks that
+wait for each other, nor a network, and excludes the server's CPU time.
 
-Each cycle of four windows (of 5 steps; of `small`, 50) begins with a checkpoint, which is written
-during the first two. These are compared with the mean of the two windows before and the two after
-them, in which nothing is written: on a machine that drifts, neighbours are the best reference, and
-short windows hold little of its noise. If a checkpoint took longer than its two windows, that is
-printed, and there is no verdict. The difference is given as a part of 50 steps, twice: of their
-time, between steps, pauses for the checkpoint included; and of their CPU time, of ranks, launcher
-and server together, which does not show who waited for whom, but hardly depends on what else the
-machine does. The noise is the same figures of a second training without checkpoints. Printed: the
-median over the checkpoints, the interval that holds the true median with 95 % (by order, no
-distribution assumed; of fewer than six: the least and the greatest), the quartiles. The bar is 3 %:
-met or missed if all of that interval is.
+Each cycle of four windows (5 steps each; 50 for `small`) begins with a checkpoint, which is written
+during the first two windows. These are compared with the mean of the two windows before and the two
+after them, in which nothing is written: neighbours are the best reference on a machine whose speed
+drifts, and short windows contain little of that drift. If a checkpoint took longer than its two
+windows, this is printed and there is no verdict.
+
+The difference is given relative to 50 steps, twice: by wall time, including the pauses for the
+checkpoint; and by CPU time of ranks, launcher and server together, which does not show waiting but
+hardly depends on the machine's other load. The noise is the same figures for a second training
+without checkpoints. Printed: the median over the checkpoints with its 95 % confidence interval (by
+order statistics; for fewer than six, minimum and maximum), and the quartiles. The bar is 3 %: it is
+met or missed only if the whole interval is on one side.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ import numpy as np
 import psutil
 from pace import median_between
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.extend(
     str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
 )
@@ -86,22 +88,22 @@ def build_model(width, passes):
     return Net(width, passes)
 """
 BATCHES = [32, 32]
-"""of the ranks; apart, there is but the first"""
+"""The batch of each rank; with `--apart`, only the first."""
 VALIDATED = 0.01
-"""of the rows: what an epoch's end takes would be more than what is measured"""
+"""The share of rows for validation: more would make the end of an epoch dominate the figures."""
 TRAIN_ROWS = 1779
 WINDOWS, WRITTEN = 4, 2
 NEVER = 10**6
 BAR = 0.03
 STEPS = {"small": 50}
-"""of a window; of the others, as asked"""
+"""Steps per window; for the other models, `--window`."""
 LOOK_S = 0.005
 
 
 class Watch:
-    """Hears when checkpoints are in the store; reads the CPU time of ranks, launcher and others.
+    """Records when checkpoints are stored, and the CPU time of ranks, launcher and `others`.
 
-    The launcher is this process, without the thread that reads the clocks.
+    The launcher is this process; the CPU time of the thread that reads the clocks is excluded.
     """
 
     def __init__(self, others: list[int]) -> None:
@@ -134,17 +136,17 @@ class Watch:
                 return
 
     def cpu_s(self, moments: list[float]) -> list[float]:
-        """Until each of these moments. Raises RuntimeError where a rank ended before the last."""
+        """CPU time until each of these times. Raises RuntimeError if a rank ended earlier."""
         times, cpu = zip(*self._seen, strict=True)
         if moments[-1] > times[-1] + 1.0:
             raise RuntimeError(
-                "a rank ended while it was measured: its CPU time is not known to the end"
+                "a rank ended during the measurement, so its CPU time is not known to the end"
             )
         return [float(one) for one in np.interp(moments, times, cpu)]
 
 
 def _clock_of(pid: int) -> int:
-    """The clock of a process's CPU time (clock_getcpuclockid(3))."""
+    """The id of a process's CPU-time clock (clock_getcpuclockid(3))."""
     return (~pid << 3) | 2
 
 
@@ -157,9 +159,9 @@ def windows_s(
     *,
     with_: bool,
 ) -> list[tuple[float, float]]:
-    """Of every `steps` steps of one training, the seconds and those of CPU time.
+    """Wall and CPU time of each window of `steps` steps in one training.
 
-    Each fourth window begins with a checkpoint (`with_`).
+    With `with_`, each fourth window begins with a checkpoint.
     """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from training_case import NO_SPARE, request
@@ -226,16 +228,16 @@ def windows_s(
 
 
 def stand_back(server: psutil.Process) -> None:
-    """From now on its threads, and those that they start, have what others leave of the cores."""
+    """Give the server's threads, and those they start, the lowest priority."""
     for thread in server.threads():
         os.setpriority(os.PRIO_PROCESS, thread.id, 19)
     session = Path(f"/proc/{server.pid}/autogroup")
-    if session.exists():  # where the kernel shares the cores among sessions first
+    if session.exists():  # if the kernel shares the cores among sessions first
         session.write_text("19")
 
 
 def set_apart(server: psutil.Process) -> None:
-    """From now on the server has the last core, this process and what it starts the first."""
+    """Pin the server to the last core, and this process and its children to the first."""
     first, *_, last = sorted(os.sched_getaffinity(0))
     for thread in server.threads():
         os.sched_setaffinity(thread.id, {last})  # threads that they start inherit it
@@ -243,7 +245,7 @@ def set_apart(server: psutil.Process) -> None:
 
 
 def costs_s(windows: list[float]) -> list[float]:
-    """What each checkpoint costs. The first two of `windows` come before the first one's."""
+    """The cost of each checkpoint. The first two windows precede the first checkpoint."""
     return [
         windows[at] + windows[at + 1] - sum(windows[at - 2 : at] + windows[at + 2 : at + 4]) / 2
         for at in range(2, len(windows) - 3, WINDOWS)
@@ -257,7 +259,7 @@ def report(
     found: dict[bool, list[tuple[float, float]]],
     server_s: float,
 ) -> None:
-    """What a checkpoint costs, in time and in CPU time."""
+    """Print the cost of a checkpoint, in wall time and in CPU time."""
     for kind, of in enumerate(("time", "CPU time")):
         seconds = {with_: [window[kind] for window in found[with_]] for with_ in (True, False)}
         step_s = statistics.median(seconds[False]) / steps
@@ -276,16 +278,16 @@ def report(
             flush=True,
         )
     if server_s:
-        print(f"{name}: the server took {1e3 * server_s:.0f} ms of CPU for a checkpoint")
+        print(f"{name}: the server used {1e3 * server_s:.0f} ms of CPU time per checkpoint")
 
 
 def verdict(low: float, high: float, late: int) -> str:
-    """Whether the bar is met, by the interval of the true median; not shown if any were `late`."""
+    """Whether the bar is met, by the confidence interval; not shown if any checkpoint was late."""
     return "not shown" if late else "met" if high <= BAR else "missed" if low > BAR else "not shown"
 
 
 def quartiles(values: list[float]) -> str:
-    """The first and the third."""
+    """The first and the third quartile."""
     first, _, third = statistics.quantiles(values, n=4)
     return f"{first:+.1%}, {third:+.1%}"
 
@@ -296,7 +298,7 @@ def main() -> None:
     parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--store", choices=["s3", "idle", "file"], default="s3")
     parser.add_argument(
-        "--apart", action="store_true", help="the server and one rank, each on a core of its own"
+        "--apart", action="store_true", help="the server and one rank, each on its own core"
     )
     parser.add_argument("--backend", choices=["torch", "horovod"], default="torch")
     parser.add_argument("--checkpoints", type=int, default=40)
@@ -304,10 +306,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50)
     asked = parser.parse_args()
     if asked.apart and (asked.store != "s3" or len(os.sched_getaffinity(0)) < 2):
-        parser.error("--apart takes a server (--store s3) and two cores")
+        parser.error("--apart needs a server (--store s3) and two cores")
     from trainwright.infra.s3_server import s3_service, start_s3, stop_s3
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped
     with tempfile.TemporaryDirectory() as home:
         os.environ["TRAINWRIGHT_HOME"] = home
         server = None
@@ -337,7 +339,7 @@ def main() -> None:
                     served / (asked.checkpoints + 2),
                 )
         finally:
-            stop_s3(Path(home))  # also one that was still starting
+            stop_s3(Path(home))  # also if it is still starting
 
 
 if __name__ == "__main__":

@@ -1,23 +1,30 @@
-"""Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...]
-[--rate R] [--channels C] [--passes P] [--backend B] [--roam] [--keep FOLDER]`.
+"""Training on hosts with different CPU quotas, over ssh.
 
-Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), with links of that rate, and trains a small
-convolutional network there, whose channels and passes through the layer between say how long a step takes: what is lost is about
-the same in every step. The quota is the whole host's; it begins with the first step, so that nobody waits for it to load torch. A
-first training begins with an even split and moves it while it goes on (`adaptive_split`): the split it ends with is the one that
-is measured. A second training then goes through ROUNDS rounds (default 10) of windows of steps in random order: with that split,
-twice, with another, the even one by default, and with each host alone, the others with nothing to do.
+    python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...] [--rate R] [--channels C]
+        [--passes P] [--backend B] [--roam] [--keep FOLDER]
 
-A split's share of the ideal is told twice. Of hosts alone: what they do alone in the round, added up (samples by their own
-computing time, without sums). Of their own speed: what they do in the split's own steps, by their computing times there, added
-up. The first shows what a library takes from who computes, but also luck of one window over another, and what it takes from who
-is alone. The second shows waiting and sums only, and is never above 100 %. The bar is held against the lesser. Printed: samples
-a second of each kind of window, with the middle half of them; these shares, the median and the interval that holds the true one
-with 95 %; as noise, the second window with the split found against the first. For the split found, where a step's time went: each
-host's own computing, beside what it takes alone, the slowest host's, and the rest, which is sums.
+Creates a lab with one host per quota of cores (`tests/lab.py`; needs root) and links of this rate,
+and trains a small convolutional network there. Its channels, and its passes through the middle
+layer, set the step time; the overhead per step is about constant. The quota limits the whole host
+from the first step on, so that loading torch does not take longer. A first training starts with an
+even split and adapts it (`adaptive_split`); its final split is measured. A second training then
+runs ROUNDS rounds (default 10) of windows of steps in random order: twice with that split, once
+with another one (by default the even one), and once with each host alone while the others idle.
 
-Quotas should add up to less than the machine has free. Each host is kept to one of its cores, for real hosts do not get into each
-other's way there (`--roam`: they may run on all of them). `--keep` leaves both trainings' folders behind.
+A split's share of the ideal is given in two ways. "Of hosts alone": relative to the sum of the
+hosts' speeds alone in the same round (samples by compute time, without sums). It shows how much the
+library slows down computing, but also chance differences between windows. "Of their own speed":
+relative to the sum of the hosts' speeds in the split's own steps, by compute time. It shows only
+waiting and sums, and never exceeds 100 %. The bar applies to the lower of the two.
+
+Printed: samples per second for each kind of window, with quartiles; both shares, as median with
+95 % confidence interval; as noise, the second window with the measured split relative to the first;
+and for that split the parts of a step's time: each host's compute time, beside the time it takes
+alone, the slowest host's compute time, and the rest, which is sums.
+
+The sum of the quotas should be less than the machine's free cores. Each host is pinned to one core,
+because real hosts don't disturb each other (`--roam`: they may use all cores). `--keep` keeps the
+folders of both trainings.
 """
 
 from __future__ import annotations
@@ -53,9 +60,9 @@ BATCH = 240
 FREELY = 4.0
 BAR = 0.9
 Steps = Sequence[Sequence[dict[str, Any]]]
-"""of each step, its ranks' rows"""
+"""For each step, the rows of its ranks."""
 WINDOW, SETTLING = 8, 2
-"""Steps of a window, and how many of its first do not count."""
+"""Steps per window, and the number of first steps in it that are ignored."""
 MODEL = """
 import torch
 
@@ -92,17 +99,17 @@ def on_hosts(folder: Path, made: lab.Lab, split: list[int], **wanted: Any) -> Tr
 
 
 def pin(made: lab.Lab, cores: list[float]) -> None:
-    """Keep each host to the core that has the most left, the largest first."""
+    """Pin each host to the core with the most capacity left, the largest quota first."""
     left = dict.fromkeys(sorted(os.sched_getaffinity(0)), 1.0)
     for quota, host in sorted(zip(cores, made.hosts, strict=True), key=lambda one: -one[0]):
         core = max(left, key=left.__getitem__)
         left[core] -= quota
-        os.sched_setaffinity(host.sshd.pid, {core})  # what it starts inherits it
+        os.sched_setaffinity(host.sshd.pid, {core})  # its children inherit it
 
 
 @contextmanager
 def held(made: lab.Lab, cores: list[float]) -> Iterator[None]:
-    """Hosts are held to their quotas from the first step of a training on."""
+    """Apply the hosts' quotas from the first step of a training on."""
 
     begun = False
 
@@ -126,7 +133,7 @@ def even(count: int) -> list[int]:
 
 
 def found_split(folder: Path, made: lab.Lab, job: dict[str, Any], epochs: int) -> list[int]:
-    """The split that a training comes to, which begins with an even one."""
+    """The final split of a training that starts with an even one and adapts it."""
     result = train(
         on_hosts(folder, made, even(len(made.hosts)), epochs=epochs, adaptive_split=True, **job)
     )
@@ -144,7 +151,7 @@ def windows(
     rounds: int,
     seed: int,
 ) -> dict[str, list[Steps]]:
-    """Of each kind of window, round by round, the steps that count."""
+    """For each kind of window, the measured steps of each round."""
     count, draw = len(made.hosts), random.Random(seed)
     kinds = {"found": split, "again": split, "other": other}
     for number in range(count):
@@ -168,12 +175,12 @@ def windows(
 
 
 def steps_of(asked: TrainRequest, count: int) -> Steps:
-    """What so many ranks have recorded, step by step."""
+    """The rows that `count` ranks have recorded, step by step."""
     return list(zip(*(rows(asked, f"steps-rank{number}") for number in range(count)), strict=True))
 
 
 def rate(steps: Steps, *, alone: bool = False) -> float:
-    """Samples a second; of a host `alone`, by its own computing time."""
+    """Samples per second; of a host `alone`, by its own compute time."""
     working = [row for own in steps for row in own if row["batch_size"]]
     return sum(row["batch_size"] for row in working) / (
         sum(row["compute_s"] for row in working) if alone else slowest_s(steps)
@@ -181,8 +188,10 @@ def rate(steps: Steps, *, alone: bool = False) -> float:
 
 
 def share_of_own(steps: Steps) -> float:
-    """What these steps, each given by its ranks' rows, reach of what the ranks do by their computing times in the same steps,
-    added up: nobody waits then, and sums take nothing. Never above 1, by whatever luck."""
+    """The throughput of these steps, relative to the sum of the ranks' own speeds in them.
+
+    A rank's own speed is its samples by its compute time, without waiting and sums. Never above 1.
+    """
     reached = sum(row["batch_size"] for own in steps for row in own) / slowest_s(steps)
     ranks = [[row for row in own if row["batch_size"]] for own in zip(*steps, strict=True)]
     return reached / sum(
@@ -193,12 +202,12 @@ def share_of_own(steps: Steps) -> float:
 
 
 def slowest_s(steps: Steps) -> float:
-    """How long these steps took, each by its slowest rank."""
+    """The total time of these steps, each by its slowest rank."""
     return sum(max(row["step_time_s"] for row in own) for own in steps)
 
 
 def breakdown(steps: Steps, split: list[int], alone: list[float]) -> str:
-    """What the steps of the split found took, by the means."""
+    """The mean parts of a step's time."""
     own = [
         1e3 * statistics.mean(row["compute_s"] for row in rank) for rank in zip(*steps, strict=True)
     ]
@@ -213,8 +222,8 @@ def breakdown(steps: Steps, split: list[int], alone: list[float]) -> str:
         for one, part, speed in zip(own, split, alone, strict=True)
     )
     return (
-        f"a step, in ms: {whole:.0f}; each host's own computing {listed}; the slowest {slowest:.0f}, "
-        f"sums {whole - slowest:.0f} (median {statistics.median(rest):.0f}, most {max(rest):.0f})"
+        f"a step, in ms: {whole:.0f}; each host computes {listed}; the slowest {slowest:.0f}, "
+        f"sums {whole - slowest:.0f} (median {statistics.median(rest):.0f}, max {max(rest):.0f})"
     )
 
 
@@ -236,21 +245,21 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
     parser.add_argument("--channels", type=int, default=96, help="of the network")
-    parser.add_argument("--passes", type=int, default=12, help="through its layer between")
+    parser.add_argument("--passes", type=int, default=12, help="through its middle layer")
     parser.add_argument(
         "--split",
         type=int,
         nargs="+",
-        help="measure this one, instead of one that a training comes to",
+        help="measure this one instead of the final split of an adaptive training",
     )
     parser.add_argument(
-        "--other", type=int, nargs="+", help="split to compare with; left out: the even one"
+        "--other", type=int, nargs="+", help="split to compare with; default: the even one"
     )
     parser.add_argument(
         "--epochs", type=int, default=20, help="of the training that finds the split"
     )
     parser.add_argument(
-        "--roam", action="store_true", help="let hosts run on all cores of this machine"
+        "--roam", action="store_true", help="let hosts use all cores of this machine"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0)
@@ -264,8 +273,9 @@ def main() -> None:
     )
     with folder as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
         print(
-            f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, {given.channels} channels, "
-            f"{given.passes} passes, seed {given.seed}{', roaming' if given.roam else ''}"
+            f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, "
+            f"{given.channels} channels, {given.passes} passes, seed {given.seed}"
+            f"{', roaming' if given.roam else ''}"
         )
         if not given.roam:
             pin(made, given.cores)
@@ -294,12 +304,13 @@ def main() -> None:
         of_own = median_between([share_of_own(steps) for steps in rounds])
         met = "met" if min(of_alone[0], of_own[0]) >= BAR else "missed"
         print(
-            f"{kind:8} {shown(of_alone)} of hosts alone, {shown(of_own)} of their own speed: {met} (bar {BAR:.0%})"
+            f"{kind:8} {shown(of_alone)} of hosts alone, {shown(of_own)} of their own speed: {met} "
+            f"(bar {BAR:.0%})"
         )
     noise = median_between(
         [two / one for one, two in zip(rates["found"], rates["again"], strict=True)]
     )
-    print(f"again    {shown(noise)} of the first")
+    print(f"again    {shown(noise)} of the first window")
     steps = [step for rounds in both for step in rounds]
     print(breakdown(steps, split, [statistics.median(rates[kind]) for kind in alone]))
 

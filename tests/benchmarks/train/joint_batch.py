@@ -1,12 +1,14 @@
-"""How far unlike ranks are from one process on the joint batch after 50 steps.
+"""The difference between unequal ranks and one process on the joint batch, after 50 steps.
 
-    python tests/benchmarks/train/joint_batch.py [--backend torch|horovod] [--split 3:1|5:3:1:1|2:1:0] [--precision fp64|fp32]
+    python tests/benchmarks/train/joint_batch.py [--backend torch|horovod]
+        [--split 3:1|5:3:1:1|2:1:0] [--precision fp64|fp32]
 
-Real ranks train a small convolutional network on the digits; the one process is plain torch, with none of trainwright's training.
-Told is the greatest difference of a tensor of the model, relative to its own norm (of batch normalisation after a bias: of all
-tensors together, for the bias's gradient is nothing but rounding), beside the bar: the same to the last bit is 0. In single
-precision batch normalisation is compared with what one process differs by whose samples stand in another order. The tests hold
-the same bars.
+Real ranks train a small convolutional network on the digits. The single process is plain torch
+without trainwright's training code. Printed is the greatest difference of a tensor of the model,
+relative to its norm, beside the bar; 0 means equal to the last bit. (For batch normalisation after
+a bias, it is the difference of all tensors together, because the bias's gradient is only rounding
+noise.) Batch normalisation in single precision is compared with the difference that another order
+of samples makes in one process. The tests check the same bars.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ STEPS, BIASED_BOUND, REORDERINGS = 50, 1e-8, 3
 Row = tuple[str, ...]
 
 
-def told(found: float, bound: float) -> str:
-    """A difference, and the bar where it is missed."""
+def shown(found: float, bound: float) -> str:
+    """A difference, marked if it misses the bar."""
     return f"{found:.1e}" if found <= bound else f"{found:.1e} missed"
 
 
@@ -64,7 +66,7 @@ def plain(backends: list[str], splits: list[str], precision: str) -> list[Row]:
                     asked = joint(Path(folder), backend, split, way, precision)
                     train(asked)
                     found = relative_difference(trained(Path(folder) / "run", STEPS), alone(asked))
-                cells.append(told(found, BOUNDS[precision]))
+                cells.append(shown(found, BOUNDS[precision]))
         rows.append((way, *cells))
         print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     return rows
@@ -85,7 +87,7 @@ def batch_norm(backends: list[str]) -> list[Row]:
                 found, expected = trained(Path(folder) / "run", STEPS), alone(asked)
                 if norm == "biased":
                     found, expected = {"all": flat(found)}, {"all": flat(expected)}
-                cells.append(told(relative_difference(found, expected), bound))
+                cells.append(shown(relative_difference(found, expected), bound))
         rows.append((name, f"{bound:g}", *cells))
     cells, bars = [], []
     for backend in backends:
@@ -98,10 +100,10 @@ def batch_norm(backends: list[str]) -> list[Row]:
                 for seed in range(REORDERINGS)
             ]
             bars.append(2 * statistics.median(by_order))
-            cells.append(
-                told(relative_difference(trained(Path(folder) / "run", STEPS), expected), bars[-1])
-            )
-    rows.append(("fp32; twice what another order of samples makes", f"{bars[0]:.1e}", *cells))
+            found = relative_difference(trained(Path(folder) / "run", STEPS), expected)
+            cells.append(shown(found, bars[-1]))
+    name = "fp32; bar: twice the difference by another order of samples"
+    rows.append((name, f"{bars[0]:.1e}", *cells))
     return rows
 
 

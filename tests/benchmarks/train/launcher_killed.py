@@ -1,12 +1,12 @@
-"""How long processes of a killed launcher live on.
+"""How long the processes of a killed launcher survive it.
 
     python tests/benchmarks/train/launcher_killed.py [ROUNDS]
 
-Each round (default 5) trains on two ranks here and on two hosts of a lab (`tests/lab.py`; needs
-root), in random order, kills the launcher alone by SIGKILL at a random moment after the first
-checkpoint, and looks every 20 ms until none of its processes is left: ranks, the spare, ssh,
-whatever has inherited a mark in the launcher's environment, and on hosts everything but their sshd.
-Printed: the seconds from the kill, median and worst (bar: no orphan after 5 s).
+Each round (default 5) trains on two local ranks, and on two hosts of a lab (`tests/lab.py`; needs
+root), in random order. It kills only the launcher, by SIGKILL, at a random moment after the first
+checkpoint. Then it checks every 20 ms whether any of its processes is left: ranks, the spare, ssh,
+any process that inherited a mark in the launcher's environment, and on hosts everything but their
+sshd. Printed: the seconds from the kill, median and worst (bar: no orphan after 5 s).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LAUNCH = (
 
 
 def marked(mark: str) -> list[str]:
-    """The command lines of processes of this machine with the mark in their environment."""
+    """The command lines of this machine's processes with the mark in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def marked(mark: str) -> list[str]:
 
 
 def left_s(folder: Path, made: lab.Lab | None, until_killed_s: float) -> tuple[float, int]:
-    """From the kill until nothing is left; and how many processes that were."""
+    """Seconds from the kill until no process is left, and the number of processes before."""
     spec = {"epochs": 500, "checkpoint": {"every_steps": 15}}
     if made is None:
         asked = request(folder, [40, 20], devices=SLOW, **spec)
@@ -69,23 +69,23 @@ def left_s(folder: Path, made: lab.Lab | None, until_killed_s: float) -> tuple[f
         stderr=subprocess.DEVNULL,
     )
 
-    def there() -> list[str]:
-        away = [line for host in made.hosts for line in host.words()] if made else []
-        return marked(mark) + away
+    def left() -> list[str]:
+        remote = [line for host in made.hosts for line in host.words()] if made else []
+        return marked(mark) + remote
 
     try:
         wait_until(
             lambda: any(folder.glob("run/checkpoints/*/state.json")) or launcher.poll() is not None
         )
         time.sleep(until_killed_s)
-        before = len(there())
+        before = len(left())
         if launcher.poll() is not None:
-            raise SystemExit(f"the training ended by itself, with {launcher.returncode}")
+            raise SystemExit(f"the training ended by itself, with exit code {launcher.returncode}")
     finally:
         launcher.kill()
         killed = time.perf_counter()
         launcher.wait()
-    wait_until(lambda: not there())
+    wait_until(lambda: not left())
     return time.perf_counter() - killed, before
 
 
@@ -93,12 +93,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + GIVE_UP_S
     while not condition():
         if time.monotonic() > until:
-            raise SystemExit(f"not in {GIVE_UP_S:g} s")
+            raise SystemExit(f"the condition did not hold within {GIVE_UP_S:g} s")
         time.sleep(LOOK_S)
 
 
 def main() -> None:
-    """Measure, and print a line for each place."""
+    """Measure, and print a line for local ranks and one for hosts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", type=int, nargs="?", default=5)
     parser.add_argument("--seed", type=int, default=0)
@@ -123,10 +123,10 @@ def main() -> None:
     for place, ones in found.items():
         seconds, counts = [one for one, _ in ones], [count for _, count in ones]
         print(
-            f"{place}: nothing left after median {statistics.median(seconds):.2f} s, worst "
+            f"{place}: no process left after median {statistics.median(seconds):.2f} s, worst "
             f"{max(seconds):.2f} s of {len(seconds)} (bar {BAR_S:g} s: "
             f"{'met' if max(seconds) <= BAR_S else 'missed'}); "
-            f"{min(counts)} to {max(counts)} processes, the launcher among them"
+            f"{min(counts)} to {max(counts)} processes, including the launcher"
         )
 
 

@@ -1,9 +1,13 @@
-"""What training adds to a model's step, predicted and measured: `python tests/benchmarks/train/loop_cost.py [--batches …]`.
+"""The training loop's cost per step on top of the model's own step, predicted and measured.
 
-The loop's cost is measured as calibration does it, by models that are none of those below. Of each of these the model's own step
-and training's are timed in turn, in random order, by the CPU time of the thread, which a busy machine disturbs least. Compared
-with training's: the model's own alone (without the term), and with the predicted term. Both steps are measured: the error is that
-of the term, not the calibration's. The noise floor is how far the medians of the halves of the rounds lie apart.
+    python tests/benchmarks/train/loop_cost.py [--batches …]
+
+The loop's cost is measured as in calibration, with models other than those below. For each model
+below, its own step and the training's step are timed in random order, by the thread's CPU time,
+which is least sensitive to a busy machine. The training's step is compared with the model's own
+step, with and without the predicted term. Both steps are measured, so the error is that of the
+term, not of the calibration. The noise floor is the difference between the medians of two halves
+of the measurements.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(500, 64), nn.Parameter(torch.zeros(16, 64))
         layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True)
-        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(64, 4)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 4)
 
     def forward(self, tokens):
         return self.head(self.layers(self.words(tokens) + self.places).mean(1))
@@ -43,13 +48,16 @@ class Encoder(nn.Module):
 
 def build_model(kind):
     if kind == "mlp":
-        return nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+        return nn.Sequential(
+            nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)
+        )
     if kind == "transformer":
         return Encoder()
     norm = nn.BatchNorm2d if kind == "cnn with norms" else lambda width: nn.Identity()
     blocks, channels = [], 3
     for width in (16, 32):
-        blocks += [nn.Conv2d(channels, width, 3, padding=1), norm(width), nn.ReLU(), nn.MaxPool2d(2)]
+        blocks += [nn.Conv2d(channels, width, 3, padding=1), norm(width), nn.ReLU()]
+        blocks.append(nn.MaxPool2d(2))
         channels = width
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4))
 """
@@ -85,7 +93,7 @@ def job_of(folder: Path, kind: str, batch: int) -> Job:
 
 
 def apart(seen: Sequence[float]) -> float:
-    """How far the medians of the even and the odd measurements lie apart, of the median."""
+    """The relative difference of the medians of the even and the odd measurements."""
     return abs(statistics.median(seen[::2]) - statistics.median(seen[1::2])) / statistics.median(
         seen
     )
@@ -94,7 +102,7 @@ def apart(seen: Sequence[float]) -> float:
 def main() -> None:
     """Measure the loop, then the cases; print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=40.0, help="for all cases together")
+    parser.add_argument("--seconds", type=float, default=40.0, help="in total for all cases")
     parser.add_argument(
         "--loop-seconds", type=float, default=3.0, help="for the loop, as in calibration"
     )
@@ -102,7 +110,7 @@ def main() -> None:
     parser.add_argument(
         "--given-back",
         action="store_true",
-        help="let glibc give freed memory back, as it does by itself",
+        help="let glibc return freed memory to the kernel, as it does by default",
     )
     given = parser.parse_args()
     if not given.given_back:
@@ -136,16 +144,17 @@ def main() -> None:
             seen.append(abs(one))
         noise = max(apart(case.trained_s), apart(case.alone_s))
         print(
-            f"{kind:16} {batch:5} {own_s * 1e3:8.2f} {loop_s * 1e3:8.2f} {trained_s * 1e3:10.2f} {off[0]:+10.1%} {off[1]:+10.1%} "
-            f"{noise:6.1%}"
+            f"{kind:16} {batch:5} {own_s * 1e3:8.2f} {loop_s * 1e3:8.2f} {trained_s * 1e3:10.2f} "
+            f"{off[0]:+10.1%} {off[1]:+10.1%} {noise:6.1%}"
         )
     without, with_it = (statistics.median(one) for one in errors)
     print(
-        f"median error: without the term {without:.1%}, with it {with_it:.1%}; load average {os.getloadavg()[0]:.1f}"
+        f"median error: without the term {without:.1%}, with it {with_it:.1%}; "
+        f"load average {os.getloadavg()[0]:.1f}"
     )
 
 
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # the savers' threads wait for checkpoints that do not come
+    os._exit(0)  # the savers' threads never end

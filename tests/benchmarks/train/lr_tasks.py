@@ -1,4 +1,4 @@
-"""Small tasks to search a learning rate on: five that the rule was developed on, and five that were held back."""
+"""Ten small tasks for the learning-rate search: five to develop the rule, and five held out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 2000
 
 @dataclass(frozen=True)
 class LrTask:
-    """Data (None: the built-in digits), model, optimizer."""
+    """A task: data (None: the built-in digits), model, optimizer."""
 
     name: str
     data: Callable[[Path], None] | None
@@ -35,7 +35,7 @@ def _save(arrays: Callable[[np.random.Generator], Arrays], seed: int) -> Callabl
 
 
 def _friedman(rng: np.random.Generator) -> Arrays:
-    """Ten features, of which five count (Friedman 1991), standardised."""
+    """Ten features, of which five matter (Friedman 1991), standardised."""
     x = rng.random((ROWS, 10))
     y = (
         10 * np.sin(np.pi * x[:, 0] * x[:, 1])
@@ -61,7 +61,7 @@ def _products(rng: np.random.Generator) -> Arrays:
 
 
 def _rings(rng: np.random.Generator) -> Arrays:
-    """Twelve features; the class is the shell that the first four lie in."""
+    """Twelve features; the class is the spherical shell that contains the first four."""
     x = rng.normal(size=(ROWS, 12))
     return x.astype("float32"), np.digitize((x[:, :4] ** 2).sum(1), [2.0, 3.36, 5.4]).astype(
         "int64"
@@ -69,7 +69,7 @@ def _rings(rng: np.random.Generator) -> Arrays:
 
 
 def _teacher(rng: np.random.Generator) -> Arrays:
-    """Twenty features; the class is what a random network says."""
+    """Twenty features; the class is the output of a random network."""
     x, first, second = (
         rng.normal(size=(ROWS, 20)),
         rng.normal(size=(20, 12)),
@@ -88,21 +88,21 @@ def _stripes(rng: np.random.Generator) -> Arrays:
 
 
 def _majority(rng: np.random.Generator) -> Arrays:
-    """Which of three symbols is the most frequent of 15."""
+    """The most frequent of three symbols among 15."""
     tokens = rng.integers(0, 3, (ROWS, 15))
     counts = np.stack([(tokens == symbol).sum(1) for symbol in range(3)], 1)
     return tokens.astype("int64"), counts.argmax(1)
 
 
 def _recall(rng: np.random.Generator) -> Arrays:
-    """The symbol that follows the only marker (3) in 12."""
+    """The symbol after the only marker (3) in a sequence of 12."""
     tokens, at = rng.integers(0, 3, (ROWS, 12)), rng.integers(0, 11, ROWS)
     tokens[np.arange(ROWS), at] = 3
     return tokens.astype("int64"), tokens[np.arange(ROWS), at + 1]
 
 
 def _parts(rng: np.random.Generator) -> Arrays:
-    """Nine features; the class is which third of them has the largest product."""
+    """Nine features in three groups; the class is the group with the largest product."""
     x = rng.normal(size=(ROWS, 9))
     return x.astype("float32"), x.reshape(ROWS, 3, 3).prod(2).argmax(1)
 

@@ -1,4 +1,4 @@
-"""A training without ranks: the product's own update code (`tasks.train.rank`) in this process, for grids of many runs."""
+"""Trainings in this process with the product's update code (`tasks.train.rank`), for many runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODELS = Path(__file__).with_name("models")
 
 
 class Alone:
-    """The collective of one rank."""
+    """A collective of one rank."""
 
     rank, size, wait_s = 0, 1, 0.0
 
@@ -42,14 +42,14 @@ class Alone:
 
 
 class Silent:
-    """A channel that nobody listens to."""
+    """A channel that discards all messages."""
 
     def progress(self, kind: str, **fields: Any) -> None:
         return None
 
 
 class OneProcess:
-    """A task's data, read once; a rank for each training."""
+    """A task with its data, read once; creates a rank for each training."""
 
     def __init__(self, task: LrTask) -> None:
         self.task = task
@@ -78,7 +78,7 @@ class OneProcess:
         )
 
     def request(self, seed: int, learning_rate: float = 0.1) -> TrainRequest:
-        """What a launch would be asked to do: the whole batch on one device."""
+        """A request for the whole batch on one device."""
         one = PlannedDevice(
             id="here/0",
             type="cpu",
@@ -118,11 +118,11 @@ class OneProcess:
         return Rank(self.request(seed), self.dataset, Alone(), torch.device("cpu"), 0)
 
     def searched(self, seed: int, learning_rates: list[float], trial_steps: int) -> dict[str, Any]:
-        """What a rank says of a search: its points and its trials."""
+        """A rank's report of a search: its points and its trials."""
         return search(self.rank(seed), Silent(), learning_rates, trial_steps)  # type: ignore[arg-type]
 
     def trained(self, learning_rate: float, seed: int) -> tuple[float, list[float]]:
-        """The final metric in points (accuracy, or R², in percent) and the loss of each step, after the whole training."""
+        """Train, and return the final metric (accuracy or R², in percent) and each step's loss."""
         rank, losses = self.rank(seed), []
         total = len(rank.train_rows) * self.task.epochs
         samples = 0

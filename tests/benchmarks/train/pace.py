@@ -1,4 +1,4 @@
-"""How fast a training goes, as its launcher sees it: wall time between steps, pauses within; for the benchmarks beside it."""
+"""Measures a training's throughput from its progress events, by wall time; used by benchmarks."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def asked_for(
     epoch_steps: int | None = None,
     **train: Any,
 ) -> Any:
-    """A training of about so many steps, without checkpoints but the last.
+    """A request for about `steps` steps, with only the last checkpoint.
 
-    On the digits, or, with `epoch_steps`, on as many random images as fill so many steps.
+    Trains on the digits, or with `epoch_steps` on random images for that many steps per epoch.
     """
     from training_case import request
 
@@ -90,7 +90,10 @@ def _with_images(asked: Any, file: Path, train_rows: int) -> Any:
 
 
 def paced(asked: Any, on_step: Any = None) -> tuple[list[tuple[int, float]], Any]:
-    """Train; (step, seconds) a few times a second, and the result. `on_step` hears each of these steps."""
+    """Train; returns (step, time in s) a few times per second, and the result.
+
+    `on_step` is called with each of these steps.
+    """
     from trainwright.tasks import progress
     from trainwright.tasks.train import train
 
@@ -114,19 +117,22 @@ def samples_per_s(
     until: int = NEVER,
     rows: int = TRAIN_ROWS,
 ) -> float:
-    """Between two of the steps seen, from `after` to `until`. The last batch of an epoch, of so many rows, may be smaller."""
+    """Throughput between the observed steps from `after` to `until`.
+
+    `rows` is the epoch's length; its last batch may be smaller.
+    """
     chosen = [one for one in seen if after < one[0] <= until]
     (first, began), (last, ended) = chosen[0], chosen[-1]
     return (samples_after(last, rows, batch) - samples_after(first, rows, batch)) / (ended - began)
 
 
 def middle(values: list[float]) -> str:
-    """Median, least and greatest."""
+    """Median, minimum and maximum."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def median_between(values: list[float]) -> tuple[float, float, float]:
-    """The median, and between which of the values the true one lies with 95 % (David and Nagaraja, Order Statistics, 7.1)."""
+    """The median with its 95 % confidence interval (David and Nagaraja, Order Statistics, 7.1)."""
     ordered, below, number = sorted(values), 0.0, 0
     while (below := below + math.comb(len(ordered), number) * 0.5 ** len(ordered)) <= 0.025:
         number += 1

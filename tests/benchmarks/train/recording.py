@@ -1,9 +1,10 @@
-"""What recording costs: time per step with rows, journal, TensorBoard and progress against none of them, in one process.
+"""The cost of recording: a step with rows, journal, TensorBoard and progress, against one without.
 
-    python tests/benchmarks/train/recording.py [--blocks 12] [--steps 100] [--width 256] [--batch 128]
+    python tests/benchmarks/train/recording.py [--blocks 12] [--steps 100] [--width 256]
+        [--batch 128]
 
-The loop's own step is done on one rank in this process, in blocks that record and blocks that do not, in random order. The noise
-floor is by how much two halves of the blocks without recording differ.
+Runs the loop's own step on one rank in this process, in blocks with and without recording, in
+random order. The noise floor is the difference between two halves of the blocks without recording.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WARM_UP_STEPS = 50
 
 
 class Unheard:
-    """A channel that writes what it is told, a few times a second, where nobody reads."""
+    """A channel that discards its messages; like the real one, it is due a few times a second."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -52,11 +53,11 @@ class Unheard:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """What is done in a block without recording."""
+    """Replaces the recording functions in blocks without recording."""
 
 
 def main() -> None:
-    """Measure, and print the cost of a step's recording."""
+    """Measure, and print the cost of recording per step."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=12, help="of each kind")
     parser.add_argument("--steps", type=int, default=100, help="in a block")
@@ -107,9 +108,9 @@ def main() -> None:
         cost = statistics.median(on) - statistics.median(off)
         floor = abs(statistics.median(off[::2]) - statistics.median(off[1::2]))
         print(
-            f"{kind}: {1e3 * statistics.median(off):.2f} ms a step without recording, {1e6 * cost:+.0f} us "
-            f"({cost / statistics.median(off):+.1%}) with it; noise floor {1e6 * floor:.0f} us over {asked.blocks} blocks of "
-            f"{asked.steps} steps"
+            f"{kind}: {1e3 * statistics.median(off):.2f} ms per step without recording, "
+            f"{1e6 * cost:+.0f} us ({cost / statistics.median(off):+.1%}) with it; noise floor "
+            f"{1e6 * floor:.0f} us over {asked.blocks} blocks of {asked.steps} steps"
         )
     print(f"writing {len(noted)} rows as parquet took {1e3 * encoding:.0f} ms")
 

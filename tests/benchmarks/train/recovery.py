@@ -1,21 +1,23 @@
-"""How fast training goes on after kills: `python tests/benchmarks/train/recovery.py [KILLS] [RANKS]
-[BACKEND ...] [--seed N] [--seeds N] [--epochs-per-kill E] [--between LOW HIGH] [--hosts Q ...]`.
+"""How fast training recovers from killed ranks.
+
+    python tests/benchmarks/train/recovery.py [KILLS] [RANKS] [BACKEND ...] [--seed N] [--seeds N]
+        [--epochs-per-kill E] [--between LOW HIGH] [--hosts Q ...]
 
 For each library, trains on RANKS emulated devices (default 3) and kills random ranks by SIGKILL,
 KILLS times (default 20), some seconds apart, the first rank as often as the others. Prints a line
-when training goes on after a kill, so that a run that is cut short has said something. Takes about
-6 s a kill with the default epochs, longer if steps are slower (Horovod). With `--hosts`, each rank
-computes on a host of its own in a lab, reached by ssh and limited to that quota of cores from the
-first step on (`hosts`; needs root): a replacement loads torch with that quota, so kills should be
-further apart (`--between`, seconds); the network is a larger one.
+after each recovery, so that an interrupted run has printed something. A kill takes about 6 s with
+the default epochs, longer if steps are slower (Horovod). With `--hosts`, each rank runs on its own
+host in a lab, reached by ssh and limited to that quota of cores from the first step on (`hosts`;
+needs root), and the network is larger. A replacement loads torch within its quota, so kills should
+be further apart (`--between`, seconds).
 
-At the end it prints the seconds from a kill until two steps more are finished than before (the step
-at hand may still end by itself), the steps lost, and the longest pause between two steps when a
-rank came back; beside it the longest pause in the second before each kill (the noise). Then the
+At the end it prints the seconds from a kill until two more steps are finished (the current step may
+still finish by itself), the steps lost, and the longest pause between two steps when a rank came
+back; for comparison, the longest pause in the second before each kill (the noise). Then the
 accuracy on held-out rows beside that of undisturbed trainings with `--seeds` seeds (not with
 `--hosts`), and each bar with its figure, met or missed. An accuracy is within seed noise if it is
-no further below the mean of the undisturbed than a next seed would be with 95 % (Student's t,
-one-sided), or than one held-out row.
+above the one-sided 95 % prediction bound for one more seed (Student's t), or at most one held-out
+row below the mean of the undisturbed trainings.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ MEDIAN_S, WORST_S = 5.0, 10.0
 
 
 class Watch:
-    """Watches the steps that ranks note, and their processes."""
+    """Watches the recorded steps and the processes of the ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.journals = folder / "work" / "journal"
@@ -80,7 +82,7 @@ class Watch:
             self.groups.append((time.monotonic(), event["reason"]))
 
     def follow(self) -> None:
-        """Note when a step is first finished, and when steps start again at an earlier one."""
+        """Record the first finish of each step, and returns to an earlier step."""
         while not self.over.wait(0.004):
             newest = -1
             for path in self.journals.glob("*.jsonl"):
@@ -92,7 +94,7 @@ class Watch:
                         else newest
                     )
                 except (OSError, ValueError):
-                    continue  # written to at this moment
+                    continue  # it is being written at this moment
             if newest >= 0 and newest != self.seen[-1][1]:
                 self.seen.append((time.monotonic(), newest))
 
@@ -101,7 +103,7 @@ class Watch:
         return self.seen[-1][1]
 
     def pauses(self, begin: float, end: float) -> float:
-        """The longest time between two steps that overlaps with these moments."""
+        """The longest time between two steps that overlaps with this period."""
         times = [moment for moment, _ in self.seen]
         inside = [later - one for one, later in pairwise(times) if one <= end and later >= begin]
         return max(inside, default=0.0)
@@ -110,13 +112,13 @@ class Watch:
 def disturbed(
     backend: str, epochs: int, given: argparse.Namespace, made: lab.Lab | None
 ) -> tuple[float, list[str]]:
-    """The accuracy at the end, and a verdict by each bar."""
+    """The final accuracy, and a verdict for each bar."""
     ranks, kills, seed = given.ranks, given.kills, given.seed
     draw, recovered, lost, quiet = random.Random(seed), [], [], []
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         watch = Watch(folder)
-        progress._listeners[:] = [watch.hear]
+        stack.enter_context(progress.listening(watch.hear))
         if made is None:
             asked = case(folder, backend, ranks, epochs, 1.0, seed)
         else:
@@ -177,9 +179,9 @@ def disturbed(
         f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; "
         f"checkpoint every {EVERY} steps{on}"
     )
-    print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
+    print(f"kill to two more steps: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"steps lost: at most {max(lost, default=0)}")
-    print(f"longest pause as a rank came back: {line(grown)}")
+    print(f"longest pause when a rank came back: {line(grown)}")
     samples = sum(device.samples for device in result.devices)
     print(
         f"accuracy {result.metrics['accuracy']:.4f}, loss {result.metrics['loss']:.4f}; "
@@ -191,9 +193,9 @@ def disturbed(
         (statistics.median(recovered), max(recovered)) if recovered else (math.inf, math.inf)
     )
     return result.metrics["accuracy"], [
-        verdict(f"{len(recovered)} kills of {kills} in a row, and the training ended", not few),
+        verdict(f"{len(recovered)} of {kills} kills survived, and the training finished", not few),
         verdict(
-            f"trains again after {middle:.2f} s at the median, bar {MEDIAN_S:g} s",
+            f"trains again after {middle:.2f} s (median), bar {MEDIAN_S:g} s",
             middle <= MEDIAN_S,
         ),
         verdict(f"worst {worst:.2f} s, bar {WORST_S:g} s", worst <= WORST_S),
@@ -205,7 +207,7 @@ def disturbed(
             samples == epochs * TRAIN_ROWS,
         ),
         verdict(
-            f"a rank's return stalls others {max(grown, default=math.inf):.2f} s at most, "
+            f"a rank's return stalls others for at most {max(grown, default=math.inf):.2f} s, "
             f"bar {WORST_S:g} s",
             max(grown, default=math.inf) <= WORST_S and statistics.median(grown) <= MEDIAN_S,
         ),
@@ -217,16 +219,16 @@ def verdict(what: str, met: bool) -> str:
 
 
 def seed_noise(accuracy: float, others: list[float]) -> str:
-    """Whether an accuracy is that of undisturbed trainings, within what seeds make them differ."""
+    """Whether an accuracy is within seed noise of undisturbed trainings."""
     mean, number = statistics.mean(others), len(others)
     allowed = max(
         t.ppf(0.95, number - 1) * statistics.stdev(others) * math.sqrt(1 + 1 / number), 1 / HELD_OUT
     )
-    said = (
-        f"accuracy {accuracy:.4f}, undisturbed {mean:.4f} at the mean of {number} seeds, "
+    figures = (
+        f"accuracy {accuracy:.4f}, undisturbed mean {mean:.4f} of {number} seeds, "
         f"allowed {allowed:.4f} less"
     )
-    return verdict(said, accuracy >= mean - allowed)
+    return verdict(figures, accuracy >= mean - allowed)
 
 
 def shares(ranks: int) -> list[int]:
@@ -234,7 +236,7 @@ def shares(ranks: int) -> list[int]:
 
 
 def pids_on(made: lab.Lab, number: int) -> list[int]:
-    """The process of this rank, on its host."""
+    """The process ids of this rank on its host."""
     found = []
     for pid in made.hosts[number].pids():
         with contextlib.suppress(OSError):
@@ -277,7 +279,6 @@ def wait_for(condition: Callable[[], bool], watch: Watch) -> None:
 
 
 def undisturbed(epochs: int, seeds: list[int]) -> list[float]:
-    progress._listeners[:] = [lambda event: None]
     found = []
     for seed in seeds:
         with tempfile.TemporaryDirectory() as name:
@@ -310,20 +311,20 @@ def main() -> None:
         type=float,
         nargs=2,
         default=[2.0, 7.0],
-        help="seconds from training going on to the next kill",
+        help="seconds from a recovery to the next kill",
     )
     parser.add_argument(
         "--hosts",
         type=float,
         nargs="+",
         metavar="Q",
-        help="quotas of cores, of a host for each rank",
+        help="quota of cores of each rank's host",
     )
     given = parser.parse_args()
     if given.hosts and (len(given.hosts) != given.ranks or lab.why_not() is not None):
-        parser.error(lab.why_not() or f"--hosts takes {given.ranks} quotas")
+        parser.error(lab.why_not() or f"--hosts needs {given.ranks} quotas, one per rank")
     if given.seeds == 1:
-        parser.error("--seeds takes 0 or at least 2")
+        parser.error("--seeds: got 1; allowed: 0 or at least 2")
     epochs, ends = round(given.epochs_per_kill * given.kills), {}
     for backend in given.backends:
         with (
@@ -339,11 +340,9 @@ def main() -> None:
     )
     for backend, (accuracy, verdicts) in ends.items():
         print()
-        for said in [
-            *verdicts,
-            seed_noise(accuracy, others) if others else "accuracy: not compared",
-        ]:
-            print(f"{backend}: {said}")
+        last = seed_noise(accuracy, others) if others else "accuracy: not compared"
+        for one in [*verdicts, last]:
+            print(f"{backend}: {one}")
 
 
 if __name__ == "__main__":

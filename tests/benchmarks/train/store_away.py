@@ -1,22 +1,21 @@
-"""What a training loses if its store is away for a minute in mid-run.
+"""The cost of a store outage of a minute during training.
 
     python tests/benchmarks/train/store_away.py [--way killed|stopped] [--away 60] [--every 50]
         [--target accuracy|loss]
 
-Two real ranks, whose devices are emulated and take 40 ms for a step, train on the digits and keep
-their checkpoints on a real S3 server, which goes away for so many seconds: `killed`, by SIGKILL, so
-that it refuses, and is started again on the same data; or `stopped`, by SIGSTOP, so that it hangs,
-and goes on. Before it goes, training has had as long undisturbed: the steps of that time, and the
-longest pause between two of them, are compared with those without the store; the difference between
-the halves of that time is the noise. Moments are those at which the first rank noted a step. With
-`--target loss` almost every epoch is the best so far, and its checkpoint gives way only to that of
-a better one.
+Two real ranks train on the digits, with emulated devices that take 40 ms per step, and store their
+checkpoints on a real S3 server. The server is unreachable for `--away` seconds: `killed` by SIGKILL
+(it refuses connections), then restarted on the same data; or `stopped` by SIGSTOP (it hangs), then
+continued. Before the outage, training runs as long undisturbed. The number of steps and the longest
+pause between two steps are compared between both periods; the difference between the halves of the
+undisturbed period is the noise. Times are those at which the first rank recorded a step. With
+`--target loss`, almost every epoch is the best so far, and its checkpoint is replaced only by that
+of a better one.
 
-No step is lost if each rank has the row of every step once in the store's metrics, with the loss
-that it has in the same training undisturbed. A checkpoint has arrived when the launcher reports it
-as stored; of those that were begun meanwhile, the newest are kept (twenty, with those begun until
-the store is tried again), and the best. At the end, metrics and the last checkpoint are compared
-with the undisturbed training's, bit by bit.
+No step is lost if the stored metrics have each rank's row of every step exactly once, with the same
+loss as in the undisturbed training. A checkpoint has arrived once the launcher reports it as
+stored. Of those begun during the outage, the newest 20 and the best are kept. At the end, metrics
+and the last checkpoint are compared with those of the undisturbed training, bit by bit.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ from trainwright.tasks.train.record.metrics import read_rows
 
 SPLIT, STEP_S = [40, 20], 0.045
 BEGIN_S, END_S = 5.0, 35.0
-"""that it trains besides: before what is compared, and when the store is back"""
+"""Training time before the compared periods, and after the store is back."""
 KEEP = 20
-"""more than become due until a store that is back is tried again (15 s)"""
+"""More checkpoints than become due before the uploader retries (15 s)."""
 
 
 def killed(home: Path) -> Callable[[], object]:
@@ -76,16 +75,16 @@ WAYS = {"killed": killed, "stopped": stopped}
 
 @dataclass
 class Outage:
-    """Takes the store away, brings it back, hears what arrives; times are seconds since 1970."""
+    """Stops the store, restarts it, records what arrives. Times are in seconds since 1970."""
 
     home: Path
     way: Callable[[Path], Callable[[], object]]
     away_s: float
     left: float = 0.0
     called: float = 0.0
-    """when the server was started again, or continued"""
+    """when the restart of the server began"""
     back: float = 0.0
-    """when it answered again"""
+    """when the server answered again"""
     arrived: dict[int, float] = field(default_factory=dict)
     skipped: int = 0
 
@@ -141,7 +140,7 @@ def asked_for(
 
 
 def ended(asked: TrainRequest) -> dict[int, float]:
-    """When the first rank had noted each step."""
+    """The times at which the first rank had recorded each step."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     return {
@@ -153,7 +152,7 @@ def ended(asked: TrainRequest) -> dict[int, float]:
 
 
 def window(moments: dict[int, float], begin: float, seconds: float) -> tuple[int, float]:
-    """Steps, and the longest pause between two of which one lies within."""
+    """The number of steps in a window, and the longest pause that overlaps with it."""
     times = sorted(moments.values())
     pauses = [
         after - one for one, after in pairwise(times) if one <= begin + seconds and after >= begin
@@ -169,7 +168,7 @@ def rows_of(store: ObjectStore) -> list[list[tuple[int, float]]]:
 
 
 def end_of(store: ObjectStore) -> tuple[int, bytes]:
-    """The newest checkpoint."""
+    """Step and model of the newest checkpoint."""
     newest = files.list_states(store)[-1]
     return newest.step, files.whole_model(store, newest)
 
@@ -177,11 +176,11 @@ def end_of(store: ObjectStore) -> tuple[int, bytes]:
 def report(
     way: str, asked: TrainRequest, result: Any, outage: Outage, undisturbed: tuple[ObjectStore, Any]
 ) -> None:
-    """Print a way's lines."""
+    """Print the results for one kind of outage."""
     store, (expected, wanted) = asked.store(), undisturbed
     moments, away_s = ended(asked), outage.away_s
     if outage.back > max(moments.values()):
-        raise SystemExit(f"{way}: the training ended before the store was back")
+        raise SystemExit(f"{way}: training ended before the store was back; use more --away")
     before, floor = window(moments, outage.left - away_s, away_s)
     meanwhile, pause = window(moments, outage.left, away_s)
     _, afterwards = window(moments, outage.called, END_S)
@@ -202,8 +201,8 @@ def report(
     first, last = (f"{one(arrived.values(), default=math.nan):.1f}" for one in (min, max))
     print(
         f"{way}: {len(due)} checkpoints due meanwhile and those of best epochs, {outage.skipped} "
-        f"skipped; {len(arrived)} arrived {first} to {last} s after the store answered again: steps "
-        f"{sorted(arrived)}"
+        f"skipped; {len(arrived)} arrived {first} to {last} s after the store answered again: "
+        f"steps {sorted(arrived)}"
     )
     rows, rows_wanted = rows_of(store), rows_of(expected)
     steps = [Counter(step for step, _ in own) for own in rows]
@@ -215,13 +214,13 @@ def report(
         f"{lost} steps lost, {twice} twice, of {result.steps} on {len(SPLIT)} ranks (bar 0)": lost
         == twice
         == 0,
-        "each step's loss, by each rank, that of the undisturbed training": rows == rows_wanted,
-        "metrics and last checkpoint those of the undisturbed training": result.metrics
+        "each step's loss on each rank equals the undisturbed training's": rows == rows_wanted,
+        "metrics and last checkpoint equal the undisturbed training's": result.metrics
         == wanted.metrics
         and end_of(store) == end_of(expected),
         "the newest checkpoint that was due meanwhile has arrived": bool(due)
         and due[-1] in arrived,
-        "nothing left that waits for the store": not any(
+        "nothing left to upload": not any(
             path
             for place in ("staging", "spill")
             for path in (Path(asked.work_folder) / place).glob("*/*")
@@ -232,16 +231,16 @@ def report(
 
 
 def main() -> None:
-    """Measure, and print each way's lines."""
+    """Measure, and print the results for each kind of outage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--way", choices=list(WAYS), action="append")
     parser.add_argument("--away", type=float, default=60.0, help="seconds")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument(
-        "--target", choices=["accuracy", "loss"], default="accuracy", help="tells the best epoch"
+        "--target", choices=["accuracy", "loss"], default="accuracy", help="decides the best epoch"
     )
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped
     with tempfile.TemporaryDirectory() as name:
         home = Path(name) / "home"
         os.environ["TRAINWRIGHT_HOME"] = str(home)
@@ -260,7 +259,7 @@ def main() -> None:
                     result = train(asked)
                 report(way, asked, result, outage, undisturbed)
         finally:
-            stop_s3(home)  # also one that was still starting
+            stop_s3(home)  # also if it is still starting
 
 
 if __name__ == "__main__":

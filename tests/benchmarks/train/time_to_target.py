@@ -1,18 +1,23 @@
-"""Wall time to a target by real ranks: a batch that grows by itself against a sweep of five fixed batches.
+"""Wall time to a target with real ranks: an adaptive batch against five fixed batches.
 
-    python tests/benchmarks/train/time_to_target.py [--task digits|rings|stripes] [--rounds 5] [--seed 0] [--learning-rate LR]
+    python tests/benchmarks/train/time_to_target.py [--task digits|rings|stripes] [--rounds 5]
+        [--seed 0] [--learning-rate LR]
 
-The tasks of `adaptive_batch.py` (digits and stripes by AdamW, a table by SGD) on two emulated devices, which take 0.1 and 0.2 ms
-for a sample; what a step costs besides is what processes, sums and recording really take (`adaptive_batch.py` has device times of
-a formula instead, and one process). A fixed batch gets the learning rate of the smallest one times what is usual for its size:
-the square root by AdamW, all of it by SGD. A training counts from its first step to the moment at which the mean of held-out
-accuracies, with half as much weight for the epoch before, reaches the task's target: between the ends of two epochs by the line
-through both. Validation counts, as it does for a user; that processes start does not. A lower `--learning-rate` makes the way
-longer.
+The tasks are those of `adaptive_batch.py` (digits and stripes with AdamW, a table with SGD). Two
+emulated devices take 0.1 and 0.2 ms per sample; the other costs of a step are the real ones of
+processes, sums and recording. (`adaptive_batch.py` computes device times by a formula, in one
+process.) A fixed batch gets the smallest batch's learning rate, scaled by the square root of the
+batch (AdamW) or linearly (SGD).
 
-Each round takes all ways in random order, with one seed; the growing batch twice, and by how much its two times differ is the
-noise. Printed: each way's seconds; of the growing batch, what it takes of the best fixed batch's time, which is the one with the
-least median over all rounds: median, least and greatest of the rounds. The bar is 1.1.
+The time runs from the first step until the exponential mean of held-out accuracies (weight 0.5)
+reaches the task's target, interpolated linearly between the ends of two epochs. It includes
+validation, as for a user, but not the start of the processes. A lower `--learning-rate` makes
+trainings longer.
+
+Each round runs all batches in random order, with one seed, and the adaptive batch twice; the
+difference of its two times is the noise. Printed: each batch's seconds, and the ratio of the
+adaptive batch's time to the best fixed batch's (the one with the lowest median): median, minimum
+and maximum over the rounds. The bar is 1.1.
 """
 
 from __future__ import annotations
@@ -50,13 +55,13 @@ TASKS = dict(zip(("digits", "rings", "stripes"), CASES, strict=True))
 SPEEDS = (10.0, 5.0)
 WEIGHT, MOST_EPOCHS = 0.5, 1000
 VALIDATED = 0.4
-"""of the rows: epochs are short then, and their accuracies steady"""
+"""The share of rows for validation: makes epochs short and their accuracies steady."""
 GROWS = ("grows", "again")
 BAR = 1.1
 
 
 class Watch:
-    """Hears a training's epochs; `stop` is set when the target is reached."""
+    """Follows a training's epochs, and sets `stop` once the target is reached."""
 
     def __init__(self, target: float) -> None:
         self._target = target
@@ -83,7 +88,11 @@ class Watch:
 
 
 def taken(case: Case, fixed: int | None, seed: int, learning_rate: float) -> Watch:
-    """A training until the target; `fixed`: None lets the batch grow from the smallest, whose learning rate is given."""
+    """Train until the target is reached.
+
+    `fixed` is the batch; None lets it grow from the smallest one. `learning_rate` is that of the
+    smallest batch.
+    """
     batch, (fast, slow) = fixed or SWEEP[0], SPEEDS
     own = round(batch * fast / (fast + slow))
     grows: dict[str, Any] = (
@@ -117,21 +126,19 @@ def taken(case: Case, fixed: int | None, seed: int, learning_rate: float) -> Wat
             )
             job = asked.job.model_copy(update={"data": rows})
             asked = asked.model_copy(update={"job": job, "schema_": dataset.describe(rows)})
-        with (
-            progress.listening(watch.hear),
-            contextlib.suppress(Interrupted),
-        ):  # it ends when the target is reached
+        # Interrupted: the watch stops the training at the target.
+        with progress.listening(watch.hear), contextlib.suppress(Interrupted):
             train(asked, stop=watch.stop)
     return watch
 
 
 def main() -> None:
-    """Measure, and print a line for each way and the verdict."""
+    """Measure, and print a line for each batch and the verdict."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=list(TASKS), default="digits")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the first round; the next one takes the next"
+        "--seed", type=int, default=0, help="of the first round; each further round adds 1"
     )
     parser.add_argument(
         "--learning-rate", type=float, help="of the smallest batch (default: the task's)"
@@ -158,7 +165,8 @@ def main() -> None:
     floor = statistics.median(abs(one / other - 1) for one, other in pairs)
     met = "met" if statistics.median(ratios) <= BAR else "missed"
     print(
-        f"the growing batch takes {middle(ratios)} of {best}'s time (bar {BAR}: {met}), noise {floor:.3f}"
+        f"the adaptive batch takes {middle(ratios)} of the time of {best} (bar {BAR}: {met}), "
+        f"noise {floor:.3f}"
     )
 
 

@@ -1,12 +1,14 @@
-"""Throughput on devices of unlike speeds against the ideal, by split: in proportion to the speeds, and even.
+"""Throughput on devices of different speeds, as a share of the ideal: proportional and even split.
 
-    python tests/benchmarks/train/unlike_speeds.py [--speeds 2:1 --speeds 4:2:1:1] [--ms 64 --ms 256] [--seconds 7] [--rounds 5]
+    python tests/benchmarks/train/unlike_speeds.py [--speeds 2:1 --speeds 4:2:1:1]
+        [--ms 64 --ms 256] [--seconds 7] [--rounds 5]
 
-Emulated devices take EMULATED_SAMPLE_S / speed for a sample; collectives, the optimizer and the loop are real. Ideal: every
-device always at its speed, and nothing else. What is lost is about the same in every step, so a step of the ideal takes each of
-several times (`--ms`). An epoch has 25 steps, with a validation at its end, which counts as lost. Rounds interleave the ways in
-random order; the proportional split runs twice in each, and by how much the two differ is the noise floor. The bar is 95 % of
-the ideal. Beside it: what the ranks themselves recorded of a step, where the rest of it went.
+Emulated devices take EMULATED_SAMPLE_S / speed per sample; sums, the optimizer and the loop are
+real. Ideally, every device is always busy at its speed. The overhead is about the same for every
+step, so it is measured for several ideal step times (`--ms`). An epoch has 25 steps; its validation
+counts as lost. Rounds run the splits in random order, the proportional one twice; the difference of
+those two is the noise floor. The bar is 95 % of the ideal. Also printed: the parts of a step, as
+the ranks recorded them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ PARTS = ("compute_s", "wait_s", "communication_s", "step_time_s")
 def share_of_ideal(
     speeds: list[float], split: list[int], steps: int, backend: str
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Throughput of one training, as a share of the ideal; and the rows of the first rank's steps."""
+    """One training's throughput as a share of the ideal, and the rows of the first rank."""
     devices = [{"type": "emulated", "speed": speed} for speed in speeds]
     with tempfile.TemporaryDirectory() as folder:
         asked = asked_for(
@@ -43,7 +45,7 @@ def share_of_ideal(
 
 
 def breakdown(recorded: list[dict[str, Any]]) -> str:
-    """The parts of a step, by the medians."""
+    """The median parts of a step."""
     parts = {name: 1e3 * statistics.median(row[name] for row in recorded) for name in PARTS}
     listed = ", ".join(
         f"{name.removesuffix('_s').replace('_', ' ')} {value:.1f}" for name, value in parts.items()
@@ -52,12 +54,12 @@ def breakdown(recorded: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, and print a line for each set of speeds and length of a step."""
+    """Measure, and print a line for each set of speeds and step time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--speeds", action="append")
     parser.add_argument("--ms", type=int, action="append")
     parser.add_argument(
-        "--seconds", type=float, default=7.0, help="of the ideal, for each training"
+        "--seconds", type=float, default=7.0, help="ideal duration of each training"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="torch")
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def measured(text: str, speeds: list[float], step_ms: int, asked: argparse.Namespace) -> None:
-    """One line."""
+    """Measure one set of speeds and one step time, and print a line."""
     own = [round(step_ms * 1e-3 * speed / EMULATED_SAMPLE_S) for speed in speeds]
     each, rest = divmod(sum(own), len(own))
     even = [each + (at < rest) for at in range(len(own))]
@@ -91,9 +93,10 @@ def measured(text: str, speeds: list[float], step_ms: int, asked: argparse.Names
         size / speed for size, speed in zip(even, speeds, strict=True)
     )
     print(
-        f"speeds {text}, steps of {step_ms} ms: split {own} reaches {middle(both)} of the ideal (bar 0.95), noise floor "
-        f"{floor:.3f}; even split {middle(found['even'])}, which could reach {bound:.3f}; gain "
-        f"{statistics.median(both) / statistics.median(found['even']):.2f} of {1 / bound:.2f}; {breakdown(recorded)}",
+        f"speeds {text}, steps of {step_ms} ms: split {own} reaches {middle(both)} of the ideal "
+        f"(bar 0.95), noise floor {floor:.3f}; even split {middle(found['even'])}, at best "
+        f"{bound:.3f}; gain {statistics.median(both) / statistics.median(found['even']):.2f} of "
+        f"{1 / bound:.2f}; {breakdown(recorded)}",
         flush=True,
     )
 

@@ -1,11 +1,11 @@
-"""The benchmark's networks: `kind` says which."""
+"""The benchmarks' networks; `kind` selects one."""
 
 import torch
 from torch import nn
 
 
 class Sequence(nn.Module):
-    """Tokens (N, T) -> logits (N, classes): embedding, a recurrent layer, its last state."""
+    """Tokens (N, T) -> logits (N, classes): embedding, recurrent layer, linear on last state."""
 
     def __init__(self, cell: str, tokens: int, width: int, classes: int) -> None:
         super().__init__()
@@ -18,14 +18,14 @@ class Sequence(nn.Module):
 
 
 class Scalar(nn.Sequential):
-    """A network whose last axis, of one, is dropped: a quantity for each row."""
+    """A network with one output per row, without the last axis."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs).squeeze(-1)
 
 
 def build_model(kind: str, width: int = 32, classes: int = 10, inputs: int = 64, tokens: int = 4):
-    """mlp, cnn, lstm, gru, or regression (an mlp with one output)."""
+    """Build one of: mlp, cnn, lstm, gru, regression (an mlp with one output)."""
     if kind == "cnn":
         return nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
