@@ -83,7 +83,7 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
     reason = (
         f"the loss begins to fall at {low:.2g}, and its fitted polynomial has its minimum at "
         f"{high:.2g}; {value:.2g} is the middle between them"
-        + (f", well below {diverged_at:.2g}, where it diverged" if diverged_at is not None else "")
+        + (f"; it diverged at {diverged_at:.2g}" if diverged_at is not None else "")
     )
     return LearningRateSearch(
         learning_rate=value,

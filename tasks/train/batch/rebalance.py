@@ -92,6 +92,7 @@ class Rebalancer:
         return better, reason
 
     def _learn(self, medians: Sequence[float]) -> None:
+        """Update the means and σ by a window; discard a rank's times if its speed has changed."""
         differences, before, is_other = [], self.windows, False
         self.windows = min(before + 1, MOST_WINDOWS)
         for number, (known, batch, median) in enumerate(

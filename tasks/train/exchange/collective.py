@@ -30,7 +30,7 @@ LATE, LEAST_PAUSE_S, MOST_PAUSE_S = 0.05, 50e-6, 1e-3
 
 
 class PeersLost(TrainingFailed):
-    """A sum failed because another rank is gone: the cause is there, not in this rank."""
+    """A sum failed because another rank is gone. That rank is the cause, not this one."""
 
     kind = "peers_lost"
 

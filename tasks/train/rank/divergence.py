@@ -25,9 +25,9 @@ class RanAway(Exception):  # not a TrainwrightError: the training loop goes back
 
 def judge(state: State, loss: float, rate: float) -> None:
     """Add a step's loss. Raises RanAway if it is not finite or the smoothed loss has diverged."""
-    where = f"at step {state.step} (learning rate {rate:.3g})"
+    moment = f"at step {state.step} (learning rate {rate:.3g})"
     if not math.isfinite(loss):
-        raise RanAway(f"the loss is {loss} {where}")
+        raise RanAway(f"the loss is {loss} {moment}")
     if len(state.first_losses) < FIRST_LOSSES:
         state.first_losses.append(loss)
         state.smoothed_loss = statistics.fmean(state.first_losses)
@@ -36,7 +36,7 @@ def judge(state: State, loss: float, rate: float) -> None:
     beginning = statistics.fmean(state.first_losses)
     if state.step >= JUDGED_AFTER and beginning > 0 and state.smoothed_loss > RAN_AWAY * beginning:
         raise RanAway(
-            f"the loss diverged {where}: smoothed {state.smoothed_loss:.3g}, "
+            f"the loss diverged {moment}: smoothed {state.smoothed_loss:.3g}, "
             f"at the start {beginning:.3g}"
         )
 

@@ -194,7 +194,7 @@ class Rank(Replica):
         head = torch.tensor([*scalars, *self._gradients.used], dtype=torch.float64)
         figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
         summed = self.collective.sum_(figures, "figures").tolist()
-        # If ranks share a core, let those that wait in the sum leave it before this one goes on.
+        # If ranks share a core, let the others leave the sum before this one continues.
         os.sched_yield()
         self._gradients.finish(summed[len(scalars) : len(head)])
         self._figures.finish(summed[len(head) :])

@@ -5,7 +5,7 @@ ranks.
         [--store s3|idle|file] [--apart] [--checkpoints 40] [--window 5] [--every 50]
         [--backend torch|horovod]
 
-A checkpoint costs the same CPU time whatever a step takes, so there are several models. `small` has
+A checkpoint's CPU time does not depend on the step time, so there are several models. `small` has
 a few kB of parameters and steps of a few ms. `medium` and `long` have 1 MB of parameters, and pass
 through their layers so often that a step takes about 30 and 100 ms. `wide` has 17 MB of parameters,
 50 MB with Adam's state, and steps of about 100 ms; `large` 100 and 300 MB.

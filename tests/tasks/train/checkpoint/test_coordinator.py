@@ -97,7 +97,7 @@ class Launch:
     def __init__(self, folder: Path, policy: CheckpointPolicy = KEEP_ALL) -> None:
         self.store, self.work, self.policy = Store(folder / "run"), folder / "work", policy
         self.owner = fence.claim(self.store, None).owner
-        self.mine, self.said = True, list[str]()
+        self.mine, self.messages = True, list[str]()
         self.place = staged.Place(self.work, self.owner)
         self.uploader = Uploader(
             lambda _: self.store,
@@ -105,7 +105,7 @@ class Launch:
             policy,
             stored=0,
             require_mine=self.require_mine,
-            report=lambda kind, **fields: self.said.append(fields.get("message", kind)),
+            report=lambda kind, **fields: self.messages.append(fields.get("message", kind)),
         )
         self.coordinator = Coordinator(
             self.uploader,
@@ -155,11 +155,11 @@ class Launch:
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + 60
         while not condition():
-            assert time.monotonic() < end, (self.steps, self.said)
+            assert time.monotonic() < end, (self.steps, self.messages)
             time.sleep(0.005)
 
     def notices(self, words: str) -> list[str]:
-        return [message for message in self.said if words in message]
+        return [message for message in self.messages if words in message]
 
 
 @pytest.fixture
@@ -320,7 +320,9 @@ def test_during_an_outage_checkpoints_are_kept_on_disk_by_the_policy_and_uploade
         launch.store.away = False
         launch.until(lambda: bool(launch.notices("the store is back")))
         assert launch.steps == [10, 30, 40]
-        assert [message for message in launch.said if message == "checkpoint"] == ["checkpoint"] * 3
+        assert [message for message in launch.messages if message == "checkpoint"] == [
+            "checkpoint"
+        ] * 3
         assert not list(launch.work.glob("*/*/step-*"))
         for rank in (0, 1):
             stored = [row["step"] for row in read_rows(launch.store, f"steps-rank{rank}")]

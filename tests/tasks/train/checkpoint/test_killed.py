@@ -136,7 +136,7 @@ def test_a_killed_launcher_costs_at_most_one_checkpoint_interval(tmp_path: Path)
     assert not os.path.lexists(tmp_path / "a" / "work" / staged.STAGING)
 
 
-@pytest.mark.parametrize("store", ["as it is", "slow"])
+@pytest.mark.parametrize("store", ["fast", "slow"])
 def test_killing_all_ranks_at_once_costs_at_most_one_checkpoint_interval(
     tmp_path: Path, store: str
 ) -> None:
