@@ -1,6 +1,6 @@
-"""Step `search_lr`: finds the learning rate.
+"""Step `search_lr`: finds the learning rate by a ramp and short trials.
 
-`step` first; `learning_rate` chooses. The ranks' part is in `train.worker`.
+Start with `step`; `learning_rate` chooses the rate. The ranks' part is in `train.worker`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The global batch: samples, splits, rebalancing, growth.
+"""The global batch: sampling, the split over ranks, rebalancing and growth.
 
-`sampling` says which samples a rank takes, `batch_split` how many each takes, `rebalance` when that
-changes. `adaptive_batch` says how the global batch grows; `noise_scale` and `half_batches` measure
-how far that pays.
+`sampling` chooses each rank's samples, `batch_split` their number, and `rebalance` when that
+changes. `adaptive_batch` grows the global batch; `noise_scale` and `half_batches` measure how far
+that pays.
 """

@@ -1,5 +1,5 @@
-"""How ranks find each other and sum tensors.
+"""Connects ranks to each other and sums tensors.
 
 `collective` has the two back ends; `launcher.launch.choose_backend` picks one, and `peers` opens
-it. `rendezvous`, `torch_store` and `host_name` are how ranks meet; `mesh` sums small values.
+it. Ranks connect through `rendezvous`, `torch_store` and `host_name`. `mesh` sums small tensors.
 """

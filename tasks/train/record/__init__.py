@@ -1,5 +1,5 @@
-"""What a training records: metrics, events, timings, TensorBoard.
+"""Records a training: metrics, events, timings, TensorBoard.
 
-`metrics` writes parquet files, from rows that `journal` keeps until the store has them; `live`
-reads both. `events`, `timings` and `tensorboard` are the other records.
+`metrics` writes parquet files from rows that `journal` keeps until they are uploaded; `live` reads
+both. `events`, `timings` and `tensorboard` are the other records.
 """
