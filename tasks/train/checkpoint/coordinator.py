@@ -74,10 +74,14 @@ class Coordinator:
         self._token, self._stop, self._patience_s = token, stop, patience_s
         self._lock = threading.RLock()
         self._members: dict[int, list[int]] = {}
+        """by generation of the worker group"""
         self._lost: dict[int, set[int]] = {}
+        """the lost members, by generation"""
         self._begun: dict[str, Begun] = {}
+        """checkpoints with missing parts, by name"""
         self._staged: dict[Staged, Begun] = {}
         self._dropped: set[str] = set()
+        """names of dropped checkpoints, whose late parts are released at once"""
         self._failed = ""
         """why the newest checkpoint could not be staged; empty if it was"""
         self.safe = uploader.stored

@@ -130,8 +130,12 @@ class Uploader:
         self._largest = 0
         self._changed = threading.Condition()
         self._queue: list[Staged] = []
+        """staged checkpoints in order, including the current one"""
         self._current: Staged | None = None
-        self._away, self._away_since, self._retry_at, self._pause_s = "", 0.0, 0.0, 0.0
+        """the one that the thread is working on"""
+        self._away, self._away_since = "", 0.0
+        """while the store is unreachable: the error, and since when"""
+        self._retry_at, self._pause_s = 0.0, 0.0
         self._closing = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)

@@ -82,15 +82,21 @@ class Rank(Replica):
         self._speed = request.plan.devices[number].speed
         self.rest_s = 0.0
         """the rank's compute time outside `StepFigures.own_s`, measured in the previous step"""
-        self._proven = self._skip = self._updated = False
+        self._proven = False
+        """whether the model has completed a pass: an earlier error is the user's, BadInput"""
+        self._skip = False
+        """whether `update` skips this step, because a gradient overflowed"""
+        self._updated = False
+        """whether a first step is complete"""
         self._batch_size = 0
         halves = [half_precision(device.type) for device in request.plan.devices]
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
-        self._scales = self.spec.precision == "amp" and "fp16" in halves
+        self._scales = self.spec.precision == "amp" and "fp16" in halves  # on all ranks alike
         self.loss_scale = LossScale()
         self._gradients = GradientSum(self.model.parameters(), self.collective)
         self._with_buffers = [module for module in self.model.modules() if module._buffers]
         self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
+        """copies of the buffers, for `abandon_step`"""
         self.fits = 0
         """the largest batch of this rank in a finished step"""
         self.computing_since: float | None = None
@@ -170,9 +176,8 @@ class Rank(Replica):
             raise OutOfMemory(
                 f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)
             ) from None
-        # An emulated device sleeps until its nominal compute time is over.
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
-        if self._speed is not None:
+        if self._speed is not None:  # an emulated device sleeps for the rest of its compute time
             emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)

@@ -57,6 +57,7 @@ class Figures:
         self, collective: Collective, device: torch.device, meter: EnergyMeter | None
     ) -> None:
         self._collective, self._device, self._meter = collective, device, meter
+        # When the last sum of the previous step ended, and `wait_s` then.
         self._left, self._left_wait_s = time.perf_counter(), collective.wait_s
         self._begin_wait_s = collective.wait_s
         self._counted_j = meter.read_j() if meter is not None else math.nan
