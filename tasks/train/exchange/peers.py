@@ -40,7 +40,9 @@ class Peers:
         self._group: Collective | None = None
         self._lock = threading.Lock()
         self._before: set[int] | None = None
+        """the process's sockets before it joined the group; None outside a group"""
         self._opened: set[int] | None = None
+        """the group's sockets; None while it is joining"""
         # The libraries start their threads from this thread, so these inherit its CPU limits: it
         # is outside the rank's CPU share.
         self._starter = ThreadPoolExecutor(1)

@@ -57,6 +57,7 @@ class GradientSum:
         self.loss_scale = 1.0
         """The factor on the loss besides b_r / B."""
         self._widened: dict[int, torch.Tensor] = {}
+        """fp32 sums of half-precision gradients over micro-batches, by parameter"""
         self.last = True
         """Whether this is the step's last backward pass; earlier ones only accumulate."""
         for at, bucket in enumerate(self._buckets):
@@ -123,6 +124,7 @@ class GradientSum:
             torch._foreach_copy_(parts, gradients)
 
     def _send(self, *, only_full: bool) -> None:
+        """Send the next buckets, in order: all ranks must start the same sums in the same order."""
         while self._sent < len(self._buckets) and not (
             only_full and self._buckets[self._sent].missing
         ):
