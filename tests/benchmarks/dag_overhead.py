@@ -36,7 +36,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import doors
 import yaml
 
 from trainwright.infra import local
@@ -45,6 +44,7 @@ from trainwright.infra.s3_server import start_s3, stop_s3
 E2E, DAGS = Path(__file__).parents[1] / "e2e", Path(__file__).parents[2] / "dags"
 sys.path[:0] = [str(E2E.parent), str(E2E)]
 
+import doors  # noqa: E402
 from airflow_client import AirflowClient, until  # noqa: E402
 from celery_stack import celery_stack  # noqa: E402
 

@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import doors
-
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "tasks" / "service"), str(TESTS / "tasks")]
+import doors  # noqa: E402
 from browsing import Watched, browser  # noqa: E402
 from finished_run import finished_training  # noqa: E402
 from serving import RUN, serving  # noqa: E402
