@@ -26,10 +26,10 @@ for line in sys.stdin:
     try:
         exec(asked["code"], known)
         loaded = [name for name in asked["heavy"] if name in sys.modules]
-        told = {"answer": known["answer"], "heavy": loaded}
+        result = {"answer": known["answer"], "heavy": loaded}
     except BaseException:
-        told = {"error": traceback.format_exc()}
-    print("TOLD", json.dumps(told), flush=True)
+        result = {"error": traceback.format_exc()}
+    print("RESULT", json.dumps(result), flush=True)
 """
 HEAVY = ["torch", "numpy", "pandas", "scipy", "great_expectations", "dask", "horovod"]
 LOOK = """
@@ -86,14 +86,14 @@ class DagProcess:
             file=self.process.stdin,
             flush=True,
         )
-        told = next(
-            json.loads(line.removeprefix("TOLD "))
+        result = next(
+            json.loads(line.removeprefix("RESULT "))
             for line in self.process.stdout
-            if line.startswith("TOLD ")
+            if line.startswith("RESULT ")
         )
-        assert "error" not in told, told["error"]
-        assert told["heavy"] == []
-        return told["answer"]
+        assert "error" not in result, result["error"]
+        assert result["heavy"] == []
+        return result["answer"]
 
 
 @pytest.fixture(scope="module")

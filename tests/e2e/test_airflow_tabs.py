@@ -127,8 +127,10 @@ def logged_in(
 
 
 def _as(airflow: AirflowClient, user: str, **headers: str) -> httpx.Client:
-    told = {"username": user, "password": password(user)}
-    token = httpx.post(f"{airflow.base}/auth/token", json=told, timeout=60).json()["access_token"]
+    credentials = {"username": user, "password": password(user)}
+    token = httpx.post(f"{airflow.base}/auth/token", json=credentials, timeout=60).json()[
+        "access_token"
+    ]
     return httpx.Client(
         base_url=airflow.base, headers={"Authorization": f"Bearer {token}"} | headers, timeout=200
     )

@@ -24,7 +24,7 @@ def context() -> Any:
     }
 
 
-def told(given: Any) -> list[tuple[str, Any]]:
+def asset_events(given: Any) -> list[tuple[str, Any]]:
     return [
         (event.dest_asset_key.name, event.extra)
         for event in given["outlet_events"][PROMOTED].asset_alias_events
@@ -41,13 +41,13 @@ def test_a_promotion_is_an_event_with_metrics_unless_it_changes_nothing(
     first, again, worse = context(), context(), context()
     for run, where in ((runs[0], first), (runs[0], again), (runs[1], worse)):
         PromoteOperator(task_id="promote", run=run.uri, outlets=[PROMOTED]).execute(where)
-    ((name, extra),) = told(first)
+    ((name, extra),) = asset_events(first)
     assert (name, extra["run"], extra["metrics"]["accuracy"]) == (
         "model digits production",
         runs[0].uri,
         0.9,
     )
-    assert told(again) == told(worse) == []
+    assert asset_events(again) == asset_events(worse) == []
 
 
 def test_a_models_event_goes_only_to_its_outlets() -> None:

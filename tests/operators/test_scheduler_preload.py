@@ -31,10 +31,10 @@ HEAVY = {"torch", "numpy", "pandas", "scipy", "great_expectations", "dask", "hor
 def loaded(home: Path, arguments: list[str], executor: str) -> Any:
     environment = os.environ | {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__EXECUTOR": executor}
     command = [sys.executable, "-c", LOAD.format(arguments=arguments)]
-    told = subprocess.run(
+    output = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True
     ).stdout
-    return json.loads(told.rpartition("LOADED ")[2])
+    return json.loads(output.rpartition("LOADED ")[2])
 
 
 def test_a_scheduler_that_forks_tasks_preloads_their_modules_and_nothing_heavy(

@@ -109,10 +109,11 @@ def test_a_retry_attaches_after_a_killed_worker_and_resumes_after_a_killed_launc
     assert started == 1
     first.kill()
     first.wait()
-    told, reached = (run.work_folder() / "relayed.json").stat().st_mtime_ns, newest(run)
+    relayed_ns, reached = (run.work_folder() / "relayed.json").stat().st_mtime_ns, newest(run)
     second = start_worker(run)
     until(
-        "the second follows", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > told
+        "the second follows",
+        lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > relayed_ns,
     )
     until("training goes on", lambda: newest(run) > reached + EVERY)
     assert background.launcher(run) == launcher

@@ -91,10 +91,10 @@ def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[Measur
             batch //= 2
         before = sentinel()
         seconds, _ = time_steps(step)
-        told = sentinel.told(
+        step_s = sentinel.normalised(
             seconds, flops_of(structure, batch), op_count(structure), before, sentinel()
         )
-        found.append(MeasuredStep(structure, batch, told))
+        found.append(MeasuredStep(structure, batch, step_s))
         say(
             f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of "
             f"{budget_s:.0f} s"

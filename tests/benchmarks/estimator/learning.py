@@ -52,7 +52,7 @@ class Trained:
         """The median step."""
         return statistics.median(self.steps_s)
 
-    def told(self, number: int) -> FinishedRun:
+    def finding(self, number: int) -> FinishedRun:
         """The finding that step `store` would append."""
         assert self.curve.basis is not None
         low, median, high = (quantile(self.steps_s, share) for share in (0.05, 0.5, 0.95))
@@ -131,15 +131,15 @@ def sequence(
     batches: Sequence[int],
 ) -> list[Outcome]:
     """For each run: predict it, run it, and pass the result to the predictor."""
-    told: list[FinishedRun] = []
+    findings: list[FinishedRun] = []
     models: set[str] = set()
     found = []
     for number, (run, curve, size) in enumerate(zip(runs, curves, batches, strict=True)):
         assert curve.basis is not None
-        plain, learned = curve.step_time(size), learn(curve, told).step_time(size)
+        plain, learned = curve.step_time(size), learn(curve, findings).step_time(size)
         trained = run if isinstance(run, Trained) else run()
         found.append(Outcome(trained, plain, learned, curve.basis.model in models))
-        told.append(trained.told(number))
+        findings.append(trained.finding(number))
         models.add(curve.basis.model)
     return found
 
@@ -241,8 +241,10 @@ def main() -> None:
     ]
     outcomes = sequence(runs, curves, [one.batch_size for one in chosen])
     if given.out:
-        told = [one.trained.told(number).model_dump_json() for number, one in enumerate(outcomes)]
-        given.out.write_text("\n".join(told) + "\n")
+        findings = [
+            one.trained.finding(number).model_dump_json() for number, one in enumerate(outcomes)
+        ]
+        given.out.write_text("\n".join(findings) + "\n")
     rows = [
         (
             str(number),

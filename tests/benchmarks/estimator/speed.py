@@ -153,9 +153,9 @@ def run(case: Case) -> Seen:
         if process.returncode != 0:
             raise SystemExit(f"{case.name}: ended with {process.returncode}")
         answer.seek(0)
-        told = json.loads(answer.read())
-    worked = told.get("cpu_s", used.ru_utime + used.ru_stime)
-    return Seen(told.get("seconds", took), worked, used.ru_maxrss * 1024, told.get("torch"))
+        reported = json.loads(answer.read())
+    worked = reported.get("cpu_s", used.ru_utime + used.ru_stime)
+    return Seen(reported.get("seconds", took), worked, used.ru_maxrss * 1024, reported.get("torch"))
 
 
 def main() -> None:

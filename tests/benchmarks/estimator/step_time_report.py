@@ -151,8 +151,8 @@ def _intervals(pieces: Sequence[Piece]) -> None:
 
 def _inside(rows: Sequence[Row]) -> tuple[str, str, str, str]:
     """The number of cases, the shares inside by the first two clocks, and the median width."""
-    wall, told = (compare(rows, clock)[OURS] for clock in CLOCKS[:2])
-    return str(len(rows)), percent(wall.coverage), percent(told.coverage), f"{wall.width:.2f}"
+    wall, normalised = (compare(rows, clock)[OURS] for clock in CLOCKS[:2])
+    return str(len(rows)), percent(wall.coverage), percent(normalised.coverage), f"{wall.width:.2f}"
 
 
 def _tables(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:

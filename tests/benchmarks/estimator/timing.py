@@ -33,7 +33,7 @@ class Sentinel:
         self.seen.append(self._kernels())
         return self.seen[-1]
 
-    def told(
+    def normalised(
         self, seconds: float, flops: float, calls: float, before: Speed, after: Speed
     ) -> float:
         """Seconds normalised to the speed at calibration, of a step timed between two readings."""
@@ -97,7 +97,7 @@ def run_rounds(
                 for one, rounds_s, (wall_s, cpu_s) in taken:
                     values = (
                         wall_s,
-                        sentinel.told(wall_s, one.flops, one.calls, before, after),
+                        sentinel.normalised(wall_s, one.flops, one.calls, before, after),
                         cpu_s,
                     )
                     for clock, value in zip(CLOCKS, values, strict=True):

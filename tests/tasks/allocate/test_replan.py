@@ -280,13 +280,13 @@ def test_if_the_planned_batches_do_not_fit_in_memory_gradients_are_accumulated(
         doors.do(run, "allocate")
         doors.do(run, "train")
     doors.ledger().release(run.uri)
-    told = [
+    messages = [
         event["message"]
         for event in heard
         if event["event"] == "notice" and "planning again with" in event["message"]
     ]
-    assert len(told) == 1
-    assert "the global batch of 64 does not fit into the memory of 2 of 2 devices" in told[0]
+    assert len(messages) == 1
+    assert "the global batch of 64 does not fit into the memory of 2 of 2 devices" in messages[0]
     plan, result = run.read(Plan), run.read(Result)
     assert plan.accumulation == 2
     assert plan.global_batch_size == 64

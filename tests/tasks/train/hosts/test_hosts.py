@@ -339,10 +339,13 @@ def test_a_lost_host_that_can_not_rejoin_gives_one_notice_and_the_training_conti
         crash(made, 1)
 
     def trained_on() -> bool:
-        told = [
+        positions = [
             at for at, event in enumerate(heard) if "reconnecting to" in str(event.get("message"))
         ]
-        return bool(told) and sum(event["event"] == "train" for event in heard[told[0] :]) > 3
+        return (
+            bool(positions)
+            and sum(event["event"] == "train" for event in heard[positions[0] :]) > 3
+        )
 
     first = when_checkpoint(tmp_path, 5, change)
     stop = threading.Event()
@@ -351,10 +354,10 @@ def test_a_lost_host_that_can_not_rejoin_gives_one_notice_and_the_training_conti
         train(asked, stop=stop)
     first.join()
     second.join()
-    told = [message for message in notices(heard) if "reconnecting to" in message]
-    assert len(told) == 1  # despite several attempts
+    messages = [message for message in notices(heard) if "reconnecting to" in message]
+    assert len(messages) == 1  # despite several attempts
     assert re.fullmatch(
-        rf"reconnecting to a lost host every 0.5 s: host h2 \([0-9.]+\): {why}", told[0]
+        rf"reconnecting to a lost host every 0.5 s: host h2 \([0-9.]+\): {why}", messages[0]
     )
     splits = [event["batch_sizes"] for event in heard if event["event"] == "split"]
     assert splits == [[60, 0]]

@@ -52,7 +52,7 @@ def test_a_stopped_training_resumes_from_its_checkpoint_with_identical_losses(
         **NO_SPARE,
     }
     whole = request(tmp_path / "whole", [40, 20], **settings)
-    events = [SplitEvent(step=31, batch_sizes=[30, 30], reason="so it is told")]
+    events = [SplitEvent(step=31, batch_sizes=[30, 30], reason="as recorded")]
     whole = whole.model_copy(update={"replay_events": events})
     expected = train(whole)
     assert expected.split_events == events
@@ -72,10 +72,10 @@ def test_a_stopped_training_resumes_from_its_checkpoint_with_identical_losses(
 
     result = train(stopped)
     assert result.resumed_from_step == int(kept[-2].parent.name.removeprefix("step-"))
-    told = [event["message"] for event in heard if event["event"] == "notice"]
+    messages = [event["message"] for event in heard if event["event"] == "notice"]
     assert any(
         f"{newest.parent.name}/model.safetensors: has " in one and "before is used" in one
-        for one in told
+        for one in messages
     )
     assert result.metrics == expected.metrics
     assert result.split_events == events

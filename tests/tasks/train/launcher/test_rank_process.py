@@ -67,12 +67,12 @@ def test_the_usage_of_two_processes_is_their_maximum_memory_and_total_time() -> 
 
 
 def test_an_error_names_its_rank_and_log_unless_all_ranks_report_the_same() -> None:
-    def told(document: dict[str, object]) -> object:
+    def error_from(document: dict[str, object]) -> object:
         return error_of_rank(1, "here/1", document, Path("its.log"))
 
-    failed = told({"kind": "training_failed", "message": "a cable came loose", "step": 3})
+    failed = error_from({"kind": "training_failed", "message": "a cable came loose", "step": 3})
     assert isinstance(failed, TrainingFailed)
     assert str(failed) == "rank 1 (here/1): a cable came loose; its log is its.log"
     assert failed.details == {"rank": 1, "step": 3}
     for same in (BadInput("data: no such file"), RunHeld("another trains this run")):
-        assert str(told(same.document())) == str(same)
+        assert str(error_from(same.document())) == str(same)

@@ -362,8 +362,10 @@ def test_a_required_lost_host_is_waited_for_up_to_the_jobs_limit() -> None:
     ranks.tick(29.0)
     assert ranks.end is None
     ranks.tick(2.0)
-    told = "none of 1 devices is left and none came back in 31 s (rank 0 (h0/cpu) is lost: no route"
-    assert str(error(ranks)).startswith(told)
+    message = (
+        "none of 1 devices is left and none came back in 31 s (rank 0 (h0/cpu) is lost: no route"
+    )
+    assert str(error(ranks)).startswith(message)
 
 
 # -- the search of the learning rate ---------------------------------------------------------------
@@ -607,18 +609,18 @@ def test_a_stop_ends_the_training_after_the_current_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("committed", "told"),
+    ("committed", "message"),
     [
         (0, "stopped before the first step; nothing was changed"),
         (5, "stopped before another step; the checkpoint of step 5 is kept"),
     ],
 )
-def test_a_stop_before_the_first_group_ends_at_once(committed: int, told: str) -> None:
+def test_a_stop_before_the_first_group_ends_at_once(committed: int, message: str) -> None:
     ranks = SimulatedRanks(policy(2), checkpoint_step=committed)
     ranks.tick()
     stop(ranks)
     assert isinstance(error(ranks), Interrupted)
-    assert str(error(ranks)) == told
+    assert str(error(ranks)) == message
 
 
 def test_a_stop_does_not_wait_for_a_long_step_unless_a_checkpoint_is_being_written() -> None:

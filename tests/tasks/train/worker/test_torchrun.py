@@ -167,12 +167,12 @@ def test_torchrun_refuses_a_run_that_another_process_trains_or_holds(
     Ledger(doors.settings().ledger_url).take([held], Holder("another", os.getpid()), uri)
     done = run(asked, 1, mine.owner)
     assert done.returncode == 1
-    told: dict[str, Any] = next(
+    report: dict[str, Any] = next(
         json.loads(line) for line in done.stdout.splitlines() if '"error"' in line
     )
-    assert told["error"]["kind"] == "held"
+    assert report["error"]["kind"] == "held"
     assert "RunHeld" not in done.stderr
-    assert f"{held} is held by another" in told["error"]["message"]
+    assert f"{held} is held by another" in report["error"]["message"]
     assert read_index(asked.store())[0].owner == mine.owner
     assert journal.read_text() == "{}\n"
 
