@@ -60,13 +60,15 @@ def build_model():
 def with_data(asked: TrainRequest, uri: str) -> TrainRequest:
     """A training of a linear model on a table."""
     from trainwright.tasks.data import dataset
+    from trainwright.tasks.data.sources import localized
 
     (Path(asked.source_folder) / "net.py").write_text(LINEAR)
     assert asked.job.model is not None
     spec = asked.job.data.model_copy(update={"uri": uri})
     model = asked.job.model.model_copy(update={"config": {}})
     job = asked.job.model_copy(update={"data": spec, "model": model})
-    return asked.model_copy(update={"job": job, "schema_": dataset.describe(spec)})
+    schema = dataset.describe(localized(spec, doors.settings()))
+    return asked.model_copy(update={"job": job, "schema_": schema})
 
 
 def test_a_stop_interrupts_the_staging_of_data(tmp_path: Path, lab: Callable[..., Lab]) -> None:
