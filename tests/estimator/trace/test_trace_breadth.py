@@ -288,7 +288,7 @@ LARGE = """
 import sys, torch
 from torch import nn
 from trainwright.estimator.trace.source import ModelDefinition
-from trainwright.estimator.trace import trace
+from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 class Decoder(nn.Module):

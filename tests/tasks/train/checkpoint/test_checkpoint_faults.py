@@ -444,7 +444,7 @@ def test_a_checkpoint_with_a_damaged_shard_is_skipped_for_the_one_before(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_rank_killed_while_it_writes_costs_only_that_checkpoint(
+def test_a_rank_killed_while_the_store_hangs_costs_no_checkpoint(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     settings: dict[str, Any] = {
@@ -474,8 +474,7 @@ def test_a_rank_killed_while_it_writes_costs_only_that_checkpoint(
     assert result.steps == 96
     assert "was killed by SIGKILL; continues with 1 of 2" in result.split_events[0].reason
     kept = files.list_states(store)
-    assert {state.step for state in kept} >= {12, 24, 96}
-    assert 36 not in {state.step for state in kept}
+    assert {state.step for state in kept} >= {12, 24, 36, 96}
     for state in kept:
         files.whole_model(store, state)
     by_rank = [read_rows(store, f"steps-rank{rank}") for rank in (0, 1)]

@@ -74,7 +74,7 @@ def test_a_stopped_training_resumes_from_its_checkpoint_with_identical_losses(
     assert result.resumed_from_step == int(kept[-2].parent.name.removeprefix("step-"))
     messages = [event["message"] for event in heard if event["event"] == "notice"]
     assert any(
-        f"{newest.parent.name}/model.safetensors: has " in one and "before is used" in one
+        f"{newest.parent.name}/model.safetensors: has " in one and "before it is used" in one
         for one in messages
     )
     assert result.metrics == expected.metrics
