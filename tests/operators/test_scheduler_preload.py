@@ -44,6 +44,7 @@ def test_a_scheduler_that_forks_tasks_preloads_their_modules_and_nothing_heavy(
     assert {
         "minio",
         *(one.module for one in chain.steps()),
+        "trainwright.tasks.runs.run",
         "trainwright.operators.train",
     } <= set(modules)
     assert not HEAVY & set(modules)
