@@ -327,14 +327,22 @@ def test_airflows_configuration_applies_if_the_environment_is_silent(
     assert settings_of({}).store == "file:///by-airflow"
 
 
-def test_a_registered_step_that_is_broken_leaves_airflow_without_decorators_but_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_broken_registered_step_keeps_neither_airflow_nor_the_other_decorators_from_working(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ours = get_provider_info()["task-decorators"]
     install(tmp_path / "mine", {"broken": "1 / 0"}, chain.ENTRY_POINTS, {"own": "broken:STEP"})
     monkeypatch.syspath_prepend(tmp_path / "mine")
-    chain.steps.cache_clear()
-    try:
-        assert get_provider_info()["task-decorators"] == []
-    finally:
-        chain.steps.cache_clear()
-    assert "step own of mine: can't be loaded" in caplog.text
+    own = {
+        "name": "trainwright_own",
+        "class-name": "trainwright.operators.decorators.own_task",
+    }
+    assert get_provider_info()["task-decorators"] == [*ours, own]
+
+
+def test_a_process_of_airflow_that_uses_no_step_does_not_import_the_chain() -> None:
+    code = "import airflow.sdk, sys; print(*(one for one in sys.modules if 'trainwright' in one))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert "trainwright.operators.provider" in modules
+    assert "trainwright.tasks.chain" not in modules
