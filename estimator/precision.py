@@ -55,10 +55,10 @@ def cast(model: torch.nn.Module, precision: str) -> torch.nn.Module:
     differ by less than 4 %.
     """
     dtype = PARAMETER_DTYPES[precision]
+    # Not `dtype.to_complex()`: from torch 2.14 on, bf16's is a type that few operations support.
+    complex_ = torch.complex128 if dtype == torch.float64 else torch.complex64
     model._apply(
-        lambda one: (
-            one.to(dtype.to_complex() if one.is_complex() else dtype) if _is_inexact(one) else one
-        )
+        lambda one: one.to(complex_ if one.is_complex() else dtype) if _is_inexact(one) else one
     )
     if precision == "bf16":
         for module in model.modules():
