@@ -379,7 +379,7 @@ def test_when_all_hosts_are_lost_the_training_waits_for_them(
     assert train(asked).steps == 192
     watcher.join()
     assert_every_sample_once(asked, 2, 8)
-    assert any("continues from the checkpoint of step" in message for message in notices(heard))
+    assert any("resumes from the checkpoint of step" in message for message in notices(heard))
 
 
 @pytest.mark.slow
