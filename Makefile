@@ -7,8 +7,8 @@ READY := $(VENV)/ready
 PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports; the lock file has the versions.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
-# Test files run in parallel, the longest first (tests/conftest.py). Slow tests start whole Airflows, and run alone.
-BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Test files run in parallel, the longest first (tests/conftest.py).
+BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
 RETRIES := -o Acquire::Retries=3
@@ -48,9 +48,9 @@ run: setup ## train the digits example, all steps, through Airflow
 test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
 
-test-all: setup setup-system ## run all tests
-	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
-	$(BIN)/python -m pytest -m slow
+test-all: setup setup-system ## run all tests; a test that is skipped fails
+	$(BIN)/python -m pytest -m "not slow" --no-skips $(BESIDE)
+	$(BIN)/python -m pytest -m slow --no-skips $(BESIDE)
 
 # In a fresh environment of its own. pip may report conflicts with pins of the lock file: that is the test.
 test-with: ## run TESTS with other versions: make test-with PYTHON=python3.12 WITH='torch==2.11.*' TESTS=tests/estimator
