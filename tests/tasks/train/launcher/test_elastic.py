@@ -354,21 +354,21 @@ def test_the_ramp_continues_without_a_rank_that_is_not_replaced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
-def test_twenty_kills_in_a_row_do_not_change_the_final_accuracy(
-    tmp_path: Path, heard: list[dict[str, Any]], backend: str
+@pytest.mark.parametrize(("backend", "count", "epochs"), [("horovod", 20, 50), ("torch", 6, 20)])
+def test_many_kills_in_a_row_do_not_change_the_final_accuracy(
+    tmp_path: Path, heard: list[dict[str, Any]], backend: str, count: int, epochs: int
 ) -> None:
     import random
 
     devices = [
         {"type": "emulated", "speed": 0.5}
-    ] * 3  # 1200 steps of 40 ms or more take twice as long as the kills
-    asked = request(tmp_path / "a", [20] * 3, devices=devices, epochs=50, backend=backend)
+    ] * 3  # steps of 40 ms or more take twice as long as the kills
+    asked = request(tmp_path / "a", [20] * 3, devices=devices, epochs=epochs, backend=backend)
     over, draw, kills = threading.Event(), random.Random(1), []
 
     def torment() -> None:
         seen = 0
-        while len(kills) < 20 and not over.wait(draw.uniform(0.1, 1)):
+        while len(kills) < count and not over.wait(draw.uniform(0.1, 1)):
             alive, checkpoints = (
                 list(pids(heard).items()),
                 sum(event["event"] == "checkpoint" for event in heard),
@@ -386,10 +386,10 @@ def test_twenty_kills_in_a_row_do_not_change_the_final_accuracy(
     finally:
         over.set()
         thread.join()
-    assert len(kills) == 20
-    assert_every_sample_once(asked, 3, 50)
+    assert len(kills) == count
+    assert_every_sample_once(asked, 3, epochs)
     found = [
-        train(request(tmp_path / str(seed), [60], epochs=50, seed=seed)).metrics["accuracy"]
+        train(request(tmp_path / str(seed), [60], epochs=epochs, seed=seed)).metrics["accuracy"]
         for seed in range(3)
     ]
     assert abs(result.metrics["accuracy"] - found[0]) <= max(found) - min(found) + 0.01
