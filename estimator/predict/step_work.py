@@ -183,13 +183,13 @@ class InStep:
         """All sizes on which an operation's time depends: its own and the step's."""
         if family in _LARGE:
             return dict(dims)
-        told = {"calls": float(self._calls[kind])}
+        step_sizes = {"calls": float(self._calls[kind])}
         if family != _MOVES_NOTHING:
-            told["step_bytes"] = self._bytes
+            step_sizes["step_bytes"] = self._bytes
         given = dims.get("given", 0.0)
         if kind == _ROOT and (zeros := self._zeros.get(round(given))):
-            told["zeros_in_ten"] = 10 * zeros / given
-        return {**dims, **told}
+            step_sizes["zeros_in_ten"] = 10 * zeros / given
+        return {**dims, **step_sizes}
 
 
 def zeros_of_tables(operations: Iterable[tuple[str, int, Mapping[str, float]]]) -> dict[int, float]:

@@ -16,7 +16,7 @@ _points = st.dictionaries(st.integers(1, 5000), st.floats(0.001, 100), min_size=
 
 
 @given(_points)
-def test_a_curve_goes_through_its_knots_and_stays_between_neighbours(
+def test_a_curve_passes_through_its_knots_and_stays_between_neighbours(
     points: dict[int, float],
 ) -> None:
     sizes = sorted(points)
@@ -29,7 +29,7 @@ def test_a_curve_goes_through_its_knots_and_stays_between_neighbours(
 
 
 @given(_points, st.integers(1, 5000))
-def test_before_its_first_knot_a_curve_is_at_least_in_proportion_to_the_batch(
+def test_before_its_first_knot_a_curve_is_at_least_proportional_to_the_batch(
     points: dict[int, float], size: int
 ) -> None:
     sizes = sorted(points)
@@ -47,7 +47,7 @@ def test_a_curve_through_a_line_is_that_line_everywhere(
     assert curve.bends() == []
 
 
-def test_a_curve_says_where_it_bends() -> None:
+def test_a_curve_knows_where_its_slope_changes() -> None:
     assert Knots(sizes=(8, 16, 32, 64), values=(1.0, 1.1, 1.3, 2.6)).bends() == [32]
 
 
@@ -59,7 +59,7 @@ def test_a_curve_says_where_it_bends() -> None:
         unique_by=lambda one: one[0],
     )
 )
-def test_the_line_is_that_of_least_relative_error_with_no_negative_part(
+def test_the_line_has_the_least_relative_error_and_no_negative_part(
     points: list[tuple[int, float]],
 ) -> None:
     sizes, seconds = zip(*sorted(points), strict=True)

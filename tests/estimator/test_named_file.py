@@ -21,7 +21,7 @@ def little_space() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_is_written_and_replaced_and_its_folder_made(tmp_path: Path) -> None:
+def test_a_file_is_written_and_replaced_and_its_folder_is_created(tmp_path: Path) -> None:
     for content in (b"one", b"two"):
         write_named(tmp_path / "deep" / "file", content)
         assert (tmp_path / "deep" / "file").read_bytes() == content
@@ -29,7 +29,7 @@ def test_a_file_is_written_and_replaced_and_its_folder_made(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("little_space")
-def test_what_there_is_no_space_for_is_told_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path: Path) -> None:
     write_named(tmp_path / "file", b"before")
     with pytest.raises(BadInput, match=r"--out: .*/file: can't be written \(File too large\)"):
         write_named(tmp_path / "file", bytes(2000), "--out")
@@ -41,7 +41,7 @@ def test_what_there_is_no_space_for_is_told_and_what_was_there_stays(tmp_path: P
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"before")]
 
 
-def test_a_file_where_its_folder_should_be_is_told(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="can't be written"):
         write_named(tmp_path / "file" / "below", b"x")

@@ -13,21 +13,21 @@ from trainwright.estimator.quantiles import NINETY, conformal_quantile, normal_q
 
 
 @given(st.floats(1e-6, 1 - 1e-6))
-def test_so_much_of_a_normal_distribution_lies_below(share: float) -> None:
+def test_the_normal_quantile_has_the_given_share_below_it(share: float) -> None:
     assert 0.5 * math.erfc(-normal_quantile(share) / math.sqrt(2)) == pytest.approx(share)
 
 
-def test_nine_tenths_lie_between_the_ends_of_a_ninety_percent_interval() -> None:
+def test_a_ninety_percent_interval_contains_nine_tenths() -> None:
     assert math.erf(NINETY / math.sqrt(2)) == pytest.approx(0.9)
 
 
-def test_of_no_values_there_is_no_quantile() -> None:
+def test_a_quantile_of_no_values_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         quantile([], 0.5)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=60, unique=True), st.floats(0.01, 0.99))
-def test_of_exchangeable_scores_so_many_do_not_exceed_what_the_others_say(
+def test_the_conformal_bound_holds_for_the_stated_share_of_exchangeable_scores(
     scores: list[float], share: float
 ) -> None:
     """Each score may be the further one: the share inside the bound is the probability."""
@@ -39,7 +39,7 @@ def test_of_exchangeable_scores_so_many_do_not_exceed_what_the_others_say(
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.5])
-def test_intervals_of_ninety_percent_hold_nine_tenths_of_further_draws(spread: float) -> None:
+def test_ninety_percent_conformal_intervals_contain_nine_tenths_of_new_draws(spread: float) -> None:
     draw, inside, trials = random.Random(1), 0, 4000
     for _ in range(trials):
         scores = [abs(draw.gauss(0, spread)) for _ in range(40)]
@@ -51,6 +51,6 @@ def test_too_few_scores_give_the_largest() -> None:
     assert conformal_quantile([3.0, 1.0, 2.0], 0.9) == 3.0
 
 
-def test_of_no_scores_there_is_no_quantile() -> None:
+def test_a_conformal_quantile_of_no_scores_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         conformal_quantile([], 0.9)

@@ -34,10 +34,10 @@ def _traced(
     return trace(TrainingStepSpec(definition, {}, images, {"name": optimizer}, "fp32"), batch_size)
 
 
-def test_the_batch_size_that_was_traced_is_no_part_of_the_fingerprint() -> None:
+def test_the_traced_batch_size_is_not_part_of_the_fingerprint() -> None:
     assert len({_traced(batch_size=size).fingerprint() for size in (2, 16, 64)}) == 1
 
 
-def test_another_width_optimizer_or_image_is_another_model() -> None:
+def test_another_width_optimizer_or_image_gives_another_fingerprint() -> None:
     changed = [_traced(), _traced(width=9), _traced(optimizer="sgd"), _traced(side=16)]
     assert len({one.fingerprint() for one in changed}) == 4

@@ -41,7 +41,7 @@ def test_the_summary_of_known_errors() -> None:
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=30), st.floats(0.1, 10))
-def test_a_constant_factor_is_every_error_and_the_bias(
+def test_a_constant_factor_gives_equal_errors_and_that_bias(
     measured: list[float], factor: float
 ) -> None:
     found = summarise([factor * one for one in measured], measured)
@@ -64,7 +64,7 @@ def test_the_order_of_cases_does_not_matter(pairs: list[tuple[float, float]], dr
 
 
 @given(st.lists(SECONDS, min_size=2, max_size=40))
-def test_quantiles_are_the_standard_librarys(values: list[float]) -> None:
+def test_quantiles_equal_the_standard_librarys(values: list[float]) -> None:
     assert quantile(values, 0.5) == pytest.approx(statistics.median(values))
     assert quantile(values, 0.9) == pytest.approx(
         statistics.quantiles(values, n=10, method="inclusive")[-1]
@@ -72,7 +72,7 @@ def test_quantiles_are_the_standard_librarys(values: list[float]) -> None:
     assert (quantile(values, 0.0), quantile(values, 1.0)) == (min(values), max(values))
 
 
-def test_the_noise_floor_is_what_the_halves_disagree_by() -> None:
+def test_the_noise_floor_is_the_difference_between_the_halves() -> None:
     assert noise_floor([1.0, 1.0, 1.2, 1.0, 1.5, 1.25]) == pytest.approx(1 - 1.0 / 1.25)
     assert noise_floor([2.0, 99.0, 1.0]) == pytest.approx(1.0)
 
@@ -87,7 +87,7 @@ def test_one_round_has_no_noise_floor() -> None:
         noise_floor([1.0])
 
 
-def test_ends_of_an_interval_are_inside() -> None:
+def test_an_interval_includes_its_ends() -> None:
     assert coverage([(1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0)], [1.0, 2.0, 0.99, 2.01]) == 0.5
 
 
@@ -101,7 +101,7 @@ def test_noise_and_intervals_are_summarised_with_the_errors() -> None:
 @pytest.mark.parametrize(
     ("predicted", "measured"), [([], []), ([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])]
 )
-def test_nothing_to_compare_is_refused(predicted: list[float], measured: list[float]) -> None:
+def test_no_measurements_are_refused(predicted: list[float], measured: list[float]) -> None:
     with pytest.raises(ValueError):
         summarise(predicted, measured)
 
@@ -132,5 +132,5 @@ def test_a_table_aligns_its_columns() -> None:
     assert lines[0].rindex("p90") + 3 == lines[2].index("%", lines[2].index("%") + 1) + 1
 
 
-def test_percent_of_nothing_is_a_dash() -> None:
+def test_a_missing_percentage_is_a_dash() -> None:
     assert (percent(None), percent(0.1234), percent(0.1, signed=True)) == ("-", "12.3 %", "+10.0 %")

@@ -84,7 +84,7 @@ def drawn(seed: int) -> list[tuple[Structure, int]]:
     ]
 
 
-def test_totals_are_sums_over_the_operations_each_as_often_as_it_is_called() -> None:
+def test_totals_are_sums_over_all_calls_of_operations() -> None:
     assert totals(structure(CONV, ADD, VIEW), 10) == Totals(
         flops=2e7, bytes=2e4 + 2e5, operations=14
     )
@@ -97,7 +97,7 @@ def test_totals_are_sums_over_the_operations_each_as_often_as_it_is_called() -> 
     byte_s=st.floats(1e-11, 1e-8),
     call_s=st.floats(1e-7, 1e-4),
 )
-def test_totals_fitted_to_a_weighted_sum_give_it_again(
+def test_fit_totals_recovers_a_weighted_sum(
     seed: int, flop_s: float, byte_s: float, call_s: float
 ) -> None:
     def law(one: Structure, size: int) -> float:
@@ -109,7 +109,7 @@ def test_totals_fitted_to_a_weighted_sum_give_it_again(
         assert predict(one, size) == pytest.approx(law(one, size), rel=1e-3)
 
 
-def test_totals_never_count_against_a_step() -> None:
+def test_fitted_weights_are_never_negative() -> None:
     steps = [
         MeasuredStep(structure(CONV, ADD), size, 1.0 / size) for size in (1, 2, 4, 8)
     ]  # quicker with a larger batch
@@ -117,7 +117,7 @@ def test_totals_never_count_against_a_step() -> None:
     assert 0 <= predict(structure(CONV, ADD), 1) <= predict(structure(CONV, ADD), 1000)
 
 
-def test_totals_are_exceeded_by_half_of_the_steps_they_were_fitted_to() -> None:
+def test_half_of_the_fitted_steps_take_longer_than_predicted() -> None:
     draw = random.Random(1)
     steps = [
         MeasuredStep(one, size, totals(one, size).flops * 1e-10 * 10 ** draw.uniform(-1, 1))
@@ -128,12 +128,12 @@ def test_totals_are_exceeded_by_half_of_the_steps_they_were_fitted_to() -> None:
     assert abs(longer - len(steps) / 2) <= 1
 
 
-def test_totals_without_any_flops_are_fitted_all_the_same() -> None:
+def test_steps_without_flops_can_be_fitted() -> None:
     steps = [MeasuredStep(structure(ADD), size, 1e-9 * 2e4 * size) for size in (1, 10, 100)]
     assert fit_totals(steps)(structure(ADD), 50) == pytest.approx(1e-9 * 2e4 * 50, rel=1e-3)
 
 
-def test_the_regression_finds_a_linear_law_again() -> None:
+def test_the_regression_recovers_a_linear_law() -> None:
     def law(one: Structure, size: int) -> float:
         return (
             1e-3 + 1e-4 * size + 1e-5 * one.features["filters"] + 1e-2 * one.features["conv_layers"]
@@ -144,12 +144,12 @@ def test_the_regression_finds_a_linear_law_again() -> None:
         assert predict(one, size) == pytest.approx(law(one, size), rel=1e-6)
 
 
-def test_the_regression_gives_no_time_below_the_shortest_measured() -> None:
+def test_the_regression_never_predicts_less_than_the_shortest_measured_time() -> None:
     steps = [MeasuredStep(structure(CONV), size, 0.001 * size) for size in (10, 20, 30)]
     assert fit_regression(steps)(structure(CONV), 1) == pytest.approx(0.01)
 
 
-def test_the_datasheet_takes_each_operation_at_what_binds_it() -> None:
+def test_the_datasheet_roofline_sums_each_operations_binding_limit() -> None:
     assert datasheet_roofline(1e9, 1e8)(structure(CONV, ADD, VIEW), 10) == pytest.approx(
         2 * 1e7 / 1e9 + 5 * 4e4 / 1e8
     )
@@ -163,6 +163,6 @@ def test_torchs_formula_halves_flops_and_leaves_out_views_creations_and_recurren
 
 
 @pytest.mark.parametrize("fit", [fit_regression, fit_totals])
-def test_nothing_is_fitted_to_no_steps(fit: object) -> None:
+def test_a_fit_without_steps_is_refused(fit: object) -> None:
     with pytest.raises(ValueError, match="at least one measured step"):
         fit([])  # type: ignore[operator]

@@ -109,7 +109,7 @@ def structure(*families: str, precision: str = "fp32", dtype: str = "float32") -
     slower=st.floats(0.25, 4.0),
     device_type=st.sampled_from(["cpu", "nvidia-m40-12gb", "amd-mi300x"]),
 )
-def test_a_device_that_is_slower_or_faster_than_its_datasheet_is_found_so(
+def test_the_fit_finds_how_much_slower_or_faster_a_device_is_than_its_datasheet(
     slower: float, device_type: str
 ) -> None:
     found = calibration(device_type, slower)
@@ -121,7 +121,7 @@ def test_a_device_that_is_slower_or_faster_than_its_datasheet_is_found_so(
     assert found.cross_validated_error.median <= found.cross_validated_error.p90
 
 
-def test_families_that_were_not_measured_go_with_the_device_in_general() -> None:
+def test_unmeasured_families_follow_the_devices_general_speed() -> None:
     slow = calibration(slower=3.0)
     step = structure("norm", "index")
     sheet = predict_curve(step, None, device_type="cpu").step_time(32).median
@@ -130,7 +130,7 @@ def test_families_that_were_not_measured_go_with_the_device_in_general() -> None
     assert (curve.coverage, curve.unknown) == (0.0, ("aten.index", "aten.norm"))
 
 
-def test_the_interval_widens_with_the_scatter_of_steps_and_with_what_was_not_measured() -> None:
+def test_the_interval_widens_with_the_scatter_of_steps_and_with_unmeasured_operations() -> None:
     calm, noisy = calibration(noise=0.05), calibration(noise=0.6)
     ends = [
         (found.low_factor, found.high_factor)
@@ -146,7 +146,7 @@ def test_the_interval_widens_with_the_scatter_of_steps_and_with_what_was_not_mea
     assert known.high_factor < sheet.high_factor
 
 
-def test_half_precision_costs_what_the_datasheet_says_it_does() -> None:
+def test_half_precision_costs_as_the_datasheet_says() -> None:
     found = calibration("nvidia-h100-80gb")
     large = (
         structure("matmul").trace[0].model_copy(update={"flops": Affine(fixed=0, per_sample=1e12)})
@@ -159,7 +159,9 @@ def test_half_precision_costs_what_the_datasheet_says_it_does() -> None:
     assert times[0] / times[1] == pytest.approx(989 / 67, rel=0.05)
 
 
-def test_it_is_kept_like_any_calibration_and_an_estimate_names_its_mode(tmp_path: Path) -> None:
+def test_a_few_shot_calibration_can_be_stored_and_an_estimate_names_its_mode(
+    tmp_path: Path,
+) -> None:
     found = calibration()
     save(found, tmp_path / "few.json")
     assert load(tmp_path / "few.json") == found
@@ -169,7 +171,7 @@ def test_it_is_kept_like_any_calibration_and_an_estimate_names_its_mode(tmp_path
     assert document["coverage"] == 1.0
 
 
-def test_without_a_whole_step_there_is_nothing_to_fit() -> None:
+def test_measurements_without_a_whole_step_are_refused() -> None:
     singles = [one.model_copy(update={"single": True}) for one in _steps("cpu", 1.0)]
     with pytest.raises(ValueError, match="steps: got none of a whole network"):
         fit(singles, device_type="cpu", threads=1)

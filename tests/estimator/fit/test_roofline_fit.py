@@ -49,7 +49,7 @@ def _samples(truth: Roofline, family: str, count: int = 4) -> list[OpSample]:
 @given(
     latency=st.floats(2e-6, 3e-5), flops_rate=st.floats(1e10, 2e11), bytes_rate=st.floats(1e9, 4e10)
 )
-def test_the_roofline_that_made_many_samples_is_found(
+def test_many_samples_recover_their_roofline(
     latency: float, flops_rate: float, bytes_rate: float
 ) -> None:
     truth = Roofline(latency_s=latency, flops_per_s=flops_rate, bytes_per_s=bytes_rate)
@@ -61,7 +61,7 @@ def test_the_roofline_that_made_many_samples_is_found(
     assert np.abs(np.log(found(flops, moved) / seconds)).max() < 0.2
 
 
-def test_without_samples_of_a_rate_the_prior_s_remains() -> None:
+def test_without_samples_of_a_rate_the_prior_applies() -> None:
     prior = DevicePrior("cpu")
     sheet = reached(DEVICE_TYPES["cpu"], "elementwise")
     moved = np.geomspace(1e4, 1e9, 12)
@@ -73,9 +73,7 @@ def test_without_samples_of_a_rate_the_prior_s_remains() -> None:
 
 @settings(deadline=None, max_examples=12)
 @given(factor=st.floats(0.25, 4.0), device_type=st.sampled_from(DEVICES))
-def test_families_that_were_not_measured_move_with_those_that_were(
-    factor: float, device_type: str
-) -> None:
+def test_unmeasured_families_move_with_the_measured_ones(factor: float, device_type: str) -> None:
     measured = ("matmul", "conv", "elementwise", "norm", "reduction")
     samples = {name: _samples(_slower(device_type, name, factor), name) for name in measured}
     prior = DevicePrior(device_type).given(samples)
@@ -86,7 +84,7 @@ def test_families_that_were_not_measured_move_with_those_that_were(
         assert abs(np.log(ratio / factor)) < 0.02 + left * off
 
 
-def test_more_samples_of_a_family_lean_less_on_the_prior() -> None:
+def test_more_samples_of_a_family_reduce_the_weight_of_the_prior() -> None:
     truth, center = _slower("cpu", "matmul", 6.0), DevicePrior("cpu").center("matmul")
     off = []
     for count in (1, 2, 4):
@@ -97,7 +95,7 @@ def test_more_samples_of_a_family_lean_less_on_the_prior() -> None:
     assert off[-1] < 0.01 < 0.3 < off[0]
 
 
-def test_a_family_that_was_not_measured_is_as_uncertain_as_its_constants() -> None:
+def test_an_unmeasured_family_is_as_uncertain_as_its_constants() -> None:
     cost = DevicePrior("nvidia-t4").unmeasured("norm")
     flops, moved = np.array([0.0]), np.array([1e9])
     seconds, deviation = cost.predict(["aten.norm"], flops, moved, np.zeros((1, 2)))
@@ -106,7 +104,7 @@ def test_a_family_that_was_not_measured_is_as_uncertain_as_its_constants() -> No
     assert deviation[0] == OWN_WIDTH
 
 
-def test_the_threads_of_a_cpu_reach_that_multiple_of_a_core_s_rates() -> None:
+def test_n_threads_reach_n_times_the_rates_of_a_core() -> None:
     for family in FAMILIES:
         one, four = (DevicePrior("cpu", threads).center(family) for threads in (1, 4))
         assert four - one == pytest.approx([0.0, np.log(4), np.log(4)])

@@ -80,7 +80,7 @@ def _errors(costs: Mapping[str, FamilyCost], steps: list[list[OpSample]]) -> np.
     return np.array([abs(_predicted(costs, one) / _took(one) - 1) for one in steps])
 
 
-def test_what_operations_cost_within_steps_is_learned_for_steps_that_were_not_seen() -> None:
+def test_costs_within_steps_are_learned_for_unseen_steps() -> None:
     made = _steps(80)
     seen, unseen = made[:60], made[60:]
     alone = fit_families([op for step in seen for op in step], PRIOR)
@@ -88,12 +88,12 @@ def test_what_operations_cost_within_steps_is_learned_for_steps_that_were_not_se
     assert np.median(_errors(_taught(seen), unseen)) < 0.04
 
 
-def test_steps_that_something_else_disturbed_hardly_count() -> None:
+def test_disturbed_steps_hardly_count() -> None:
     made = _steps(80)
     assert np.median(_errors(_taught(made[:60], disturbed=6), made[60:])) < 0.06
 
 
-def test_families_that_steps_say_nothing_of_stay_as_they_were() -> None:
+def test_families_that_occur_in_no_step_keep_their_costs() -> None:
     steps = _steps(30)
     other = _op("aten.exp", 0.0, 1).model_copy(update={"family": "elementwise", "bytes": 1e5})
     costs = fit_families(

@@ -25,7 +25,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60)
 
 
-def test_a_link_is_measured_written_and_predicts_what_it_was_made_of(tmp_path: Path) -> None:
+def test_a_measured_link_is_written_and_predicts_its_own_samples(tmp_path: Path) -> None:
     out = tmp_path / "new" / "link.json"
     done = run("--out", str(out), "--budget", "0.3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -49,7 +49,7 @@ def test_a_link_is_measured_written_and_predicts_what_it_was_made_of(tmp_path: P
         (("--budget", "nan"), "--budget: got nan; allowed: 0.2 to 60 s"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(
+def test_bad_input_gives_one_line_and_writes_nothing(
     options: tuple[str, ...], says: str, tmp_path: Path
 ) -> None:
     done = run("--out", str(tmp_path / "link.json"), *options)
@@ -59,7 +59,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_can_not_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_before_the_measurement_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("--out", str(tmp_path / "file" / "link.json"), "--budget", "60")
     assert done.returncode == 2
@@ -77,7 +77,7 @@ def test_the_interface_of_an_address_is_found_and_budgets_are_bounded() -> None:
         measure_link(budget_s=1e6)
 
 
-def test_ranks_that_do_not_meet_in_time_are_told_as_a_busy_machine(
+def test_ranks_that_do_not_connect_in_time_are_reported_as_a_busy_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -112,7 +112,9 @@ def start(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
         *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT)),
     ],
 )
-def test_the_ranks_end_with_what_started_them(number: signal.Signals, tmp_path: Path) -> None:
+def test_the_ranks_end_with_the_process_that_started_them(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     measuring, ranks = start(tmp_path)
     measuring.send_signal(number)
     _, said = measuring.communicate(timeout=30)
@@ -122,7 +124,7 @@ def test_the_ranks_end_with_what_started_them(number: signal.Signals, tmp_path: 
 
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_rank_that_is_killed_is_one_line_and_ends_the_other(killed: int, tmp_path: Path) -> None:
+def test_a_killed_rank_gives_one_line_and_ends_the_other(killed: int, tmp_path: Path) -> None:
     measuring, ranks = start(tmp_path)
     ranks[killed].kill()
     _, said = measuring.communicate(timeout=30)

@@ -33,7 +33,7 @@ def rapl(root: Path) -> EnergyMeter:
     return meter
 
 
-def test_sockets_and_their_memory_are_counted_once_each(tmp_path: Path) -> None:
+def test_each_socket_and_its_memory_are_counted_once(tmp_path: Path) -> None:
     counters = {
         name: fake_zone(tmp_path, zone, name, 1000)
         for zone, name in {
@@ -55,7 +55,7 @@ def test_sockets_and_their_memory_are_counted_once_each(tmp_path: Path) -> None:
 @given(
     taken_uj=st.lists(st.integers(0, RANGE_UJ - 1), max_size=12), at_uj=st.integers(0, RANGE_UJ - 1)
 )
-def test_a_counter_that_starts_again_from_zero_loses_nothing(
+def test_a_counter_that_wraps_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, taken_uj: list[int], at_uj: int
 ) -> None:
     root = tmp_path_factory.mktemp("powercap")
@@ -67,7 +67,7 @@ def test_a_counter_that_starts_again_from_zero_loses_nothing(
         assert meter.read_j() == pytest.approx(sum(taken_uj[:number]) * 1e-6, abs=1e-6)
 
 
-def test_a_machine_without_counters_or_without_the_right_to_read_them_has_no_meter(
+def test_without_readable_counters_there_is_no_meter(
     tmp_path: Path,
 ) -> None:
     assert meter_for("cpu", rapl_root=tmp_path / "absent") is None
@@ -81,7 +81,7 @@ def test_a_machine_without_counters_or_without_the_right_to_read_them_has_no_met
     assert meter_for("cpu", rapl_root=tmp_path / "odd") is None
 
 
-def test_a_counter_that_vanishes_is_an_error_not_a_zero(tmp_path: Path) -> None:
+def test_a_counter_that_disappears_is_an_error(tmp_path: Path) -> None:
     counter = fake_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     meter = rapl(tmp_path)
     counter.unlink()
@@ -118,7 +118,7 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, energy_mj: dict[int, int | None])
     monkeypatch.setitem(sys.modules, "pynvml", module)
 
 
-def test_nvml_counts_joules_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_counts_joules_of_the_requested_device(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[int, int | None] = {0: 5_000_000, 1: 70_000, 2: None}
     fake_nvml(monkeypatch, counts)
     meter = meter_for("nvidia-t4", "GPU-1")
@@ -139,7 +139,7 @@ def test_without_nvml_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("device_type", ["emulated", "amd-mi300x"])
-def test_devices_that_nothing_meters_have_no_meter(device_type: str) -> None:
+def test_devices_without_an_energy_counter_have_no_meter(device_type: str) -> None:
     assert meter_for(device_type) is None
 
 
@@ -160,7 +160,7 @@ class Socket:
 
 
 @pytest.mark.parametrize(("share", "idle_w", "load_w"), [(1.0, 20.0, 55.0), (0.25, 5.0, 40.0)])
-def test_power_is_measured_waiting_and_working_and_shares_what_is_idle(
+def test_power_is_measured_idle_and_at_work_and_idle_power_is_shared(
     share: float, idle_w: float, load_w: float
 ) -> None:
     socket = Socket()
@@ -176,6 +176,6 @@ def test_power_is_measured_waiting_and_working_and_shares_what_is_idle(
     assert (power.source, power.energy_source, power.spread) == ("rapl", "measured", 0.0)
 
 
-def test_unknown_device_types_have_no_meter_to_look_for() -> None:
+def test_a_meter_for_an_unknown_device_type_is_refused() -> None:
     with pytest.raises(BadInput, match="device type: got 'tpu'; allowed: amd-mi300x"):
         meter_for("tpu")

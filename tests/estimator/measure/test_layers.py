@@ -125,7 +125,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_counts_of_the_layers_add_up_to_what_torch_counts(name: str) -> None:
+def test_the_layers_counts_add_up_to_torchs(name: str) -> None:
     build, inputs = MODELS[name]
     definition = ModelDefinition(
         build, lambda batch: (inputs(batch), torch.zeros(batch, dtype=torch.long)), None
@@ -163,7 +163,7 @@ class Careful(nn.Module):
         return x @ self.weight
 
 
-def test_what_follows_a_child_that_raised_counts_with_the_module_that_did_it() -> None:
+def test_work_after_a_childs_exception_counts_for_the_module_that_does_it() -> None:
     definition = ModelDefinition(
         Careful, lambda batch: (torch.rand(batch, 16), torch.zeros(batch).long()), None
     )

@@ -57,7 +57,7 @@ def _gpu() -> StandIn:
     return StandIn(torch.device("cpu"), "nvidia-t4", "stand-in")
 
 
-def test_measuring_gives_a_calibration_of_this_machine_with_a_cost_for_every_family() -> None:
+def test_a_measured_calibration_has_a_cost_for_every_family() -> None:
     said: list[str] = []
     found = measure(CPU, 0.1, 1, lambda message, _: said.append(message))
     assert (found.mode, found.device_type, found.threads) == ("calibrated", "cpu", 1)
@@ -70,7 +70,7 @@ def test_measuring_gives_a_calibration_of_this_machine_with_a_cost_for_every_fam
     assert said[-1].startswith("fitting ")
 
 
-def test_a_gpu_is_measured_by_the_same_program_without_what_is_the_cpu_s() -> None:
+def test_a_gpu_is_measured_by_the_same_program_without_the_cpus_parts() -> None:
     gpu = _gpu()
     found = measure(gpu, 0.1, 1, lambda *_: None)
     assert (found.device_type, found.processor) == ("nvidia-t4", "stand-in")
@@ -81,7 +81,7 @@ def test_a_gpu_is_measured_by_the_same_program_without_what_is_the_cpu_s() -> No
     assert gpu.asked.count("finish") > 100
 
 
-def test_a_gpu_s_batches_are_larger_and_fit_into_its_memory() -> None:
+def test_a_gpus_batches_are_larger_and_fit_into_its_memory() -> None:
     gpu = _gpu()
     sentinel = Sentinel(gpu)
     for number, (small, large) in enumerate(zip(networks(5), networks(5, (64,)), strict=False)):
@@ -93,16 +93,16 @@ def test_a_gpu_s_batches_are_larger_and_fit_into_its_memory() -> None:
             break
 
 
-def test_samples_of_other_devices_threads_or_seeds_are_not_put_together() -> None:
+def test_samples_of_different_devices_threads_or_seeds_are_not_combined() -> None:
     assert len({setting(CPU, 1), setting(CPU, 2), setting(CPU, 1, 7), setting(_gpu(), 1)}) == 4
 
 
-def test_a_machine_whose_speed_spreads_too_far_is_refused() -> None:
+def test_a_machine_whose_speed_varies_too_much_is_refused() -> None:
     with pytest.raises(BusyMachine, match=r"allowed: 0 %.*--most-drift"):
         measure(CPU, 0.1, 1, lambda *_: None, most_drift=0.0)
 
 
-def test_a_measurement_continues_from_the_samples_that_it_kept(tmp_path: Path) -> None:
+def test_a_measurement_continues_from_its_stored_samples(tmp_path: Path) -> None:
     said: list[str] = []
     first = KeptSamples(tmp_path / "samples", setting(CPU, 1))
     measure(CPU, 0.1, 1, lambda *_: None, kept=first)
@@ -114,12 +114,12 @@ def test_a_measurement_continues_from_the_samples_that_it_kept(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "tpu", "cuda", ""])
-def test_a_device_that_torch_does_not_find_is_refused_with_those_that_it_does(device: str) -> None:
+def test_an_unknown_device_is_refused_with_the_available_ones(device: str) -> None:
     with pytest.raises(BadInput, match=f"--device: got '{device}'; torch finds here: cpu"):
         device_named(device)
 
 
-def test_cudnn_s_recurrent_layers_count_all_their_weights_for_every_step() -> None:
+def test_cudnns_recurrent_layers_count_all_their_weights_for_every_step() -> None:
     steps, batch, inputs, hidden = 5, 3, 16, 8
     weights = [torch.rand(4 * hidden, inputs), torch.rand(4 * hidden, hidden), torch.rand(32)]
     states = [torch.zeros(1, batch, hidden) for _ in range(2)]

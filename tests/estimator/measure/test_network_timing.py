@@ -29,7 +29,7 @@ def _network(optimizer: str) -> BenchmarkNetwork:
     )
 
 
-def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
+def test_a_sample_has_the_operations_of_the_traced_step() -> None:
     for optimizer in ("sgd", "adam"):
         network = _network(optimizer)
         torch.manual_seed(0)
@@ -49,7 +49,7 @@ def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(
+def test_measured_operations_have_the_sizes_of_traced_ones(
     family: str,
 ) -> None:
     build, inputs = FAMILIES[family](random.Random(1))
@@ -80,7 +80,7 @@ def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(
     assert measured == traced
 
 
-def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() -> None:
+def test_the_clock_times_the_recorded_operations_and_returns_each_time_once() -> None:
     x = torch.rand(4, 4)
 
     def step() -> None:
@@ -96,7 +96,7 @@ def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() ->
     assert clock.seconds() == []
 
 
-def test_of_a_single_layer_the_operations_alone_are_timed() -> None:
+def test_a_single_layers_step_is_not_timed_as_a_whole() -> None:
     network = next(one for one in networks(3) if one.single and one.batch_size < 16)
     sample = measure_network(network, Sentinel())
     assert sample.single
@@ -104,7 +104,7 @@ def test_of_a_single_layer_the_operations_alone_are_timed() -> None:
     assert (sample.noise, sample.speed) == (0.0, sample.ops_speed)
 
 
-def test_a_long_step_is_timed_once_and_a_short_one_often() -> None:
+def test_a_long_step_is_timed_once_and_a_short_one_many_times() -> None:
     calls = Counter[str]()
 
     def long() -> None:
@@ -119,7 +119,7 @@ def test_a_long_step_is_timed_once_and_a_short_one_often() -> None:
     assert calls == {"long": 1, "short": 50}
 
 
-def test_a_step_of_a_built_model_begins_with_an_optimizer_of_its_own() -> None:
+def test_a_step_of_a_built_model_has_a_new_optimizer() -> None:
     network = _network("adam")
     model = network.build()
     first = ready(network, 2, model)

@@ -114,7 +114,7 @@ def known() -> Calibration:
     return _fit(_steps(1, 150, _seconds), processor="the reference's")
 
 
-def test_few_networks_beside_a_reference_tell_more_than_they_do_alone(known: Calibration) -> None:
+def test_a_reference_makes_predictions_from_few_networks_better(known: Calibration) -> None:
     def slower(kind: str, flops: float, width: float) -> float:
         return 1.7 * _seconds(kind, flops, width)
 
@@ -125,7 +125,7 @@ def test_few_networks_beside_a_reference_tell_more_than_they_do_alone(known: Cal
     assert _error(beside, slower) < 0.5 * _error(alone, slower)
 
 
-def test_a_reference_of_an_unlike_machine_is_not_used(known: Calibration) -> None:
+def test_a_reference_of_a_dissimilar_machine_is_not_used(known: Calibration) -> None:
     few = _steps(2, 24, _other)
     beside = _fit(few, known)
     assert beside.reference is None
@@ -133,7 +133,7 @@ def test_a_reference_of_an_unlike_machine_is_not_used(known: Calibration) -> Non
 
 
 @given(factor=st.floats(0.05, 20))
-def test_a_machine_that_is_slower_in_all_is_told_by_its_factor(
+def test_a_machine_that_is_slower_by_one_factor_is_predicted_by_that_factor(
     known: Calibration, factor: float
 ) -> None:
     cost, ops = known.families["matmul"], _ops(random.Random(5), 20, _seconds)
@@ -147,7 +147,7 @@ def test_a_machine_that_is_slower_in_all_is_told_by_its_factor(
     ) == pytest.approx(factor * there, rel=1e-6)
 
 
-def test_one_operation_that_something_disturbed_does_not_make_a_family_slower() -> None:
+def test_one_disturbed_operation_does_not_make_its_family_slower() -> None:
     ops = list(_ops(random.Random(6), 41, _seconds))
     cost = fit_family(ops, DevicePrior("cpu").center("matmul"))
     calm = ScaledReference({"matmul": cost}, ops).cost("matmul", ops)
@@ -156,7 +156,7 @@ def test_one_operation_that_something_disturbed_does_not_make_a_family_slower() 
     assert disturbed.roofline.latency_s == pytest.approx(calm.roofline.latency_s, rel=0.05)
 
 
-def test_of_several_references_that_is_used_which_tells_most(known: Calibration) -> None:
+def test_the_most_helpful_of_several_references_is_used(known: Calibration) -> None:
     unlike, few = _fit(_steps(3, 150, _other), processor="another's"), _steps(2, 16, _seconds)
     beside = _fit(few, known)
     assert beside.reference == "the reference's"
@@ -164,7 +164,7 @@ def test_of_several_references_that_is_used_which_tells_most(known: Calibration)
 
 
 @pytest.mark.parametrize("found", references(), ids=lambda one: one.processor)
-def test_a_reference_that_comes_with_the_package_knows_what_calibration_measures(
+def test_the_packaged_references_cover_the_operations_that_calibration_measures(
     found: Calibration,
 ) -> None:
     assert (found.mode, found.device_type, found.threads, found.dtype) == (
@@ -183,7 +183,7 @@ def test_a_reference_that_comes_with_the_package_knows_what_calibration_measures
         } <= found.families.keys(), network
 
 
-def test_a_reference_that_was_cut_short_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_reference_measurement_continues(tmp_path: Path) -> None:
     sentinel, path = Sentinel(), tmp_path / "samples"
     first = measured(7, 1e-9, KeptSamples(path, "here"), sentinel)
     kept = KeptSamples(path, "here")

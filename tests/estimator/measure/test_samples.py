@@ -33,7 +33,7 @@ def _written(path: Path, count: int) -> bytes:
     cut=st.integers(0, 10**4),
     rest=st.sampled_from([b"", b"\0\0\0\0", b"{", b"\xff\n", b"[]\n", b"{}\n"]),
 )
-def test_a_file_cut_anywhere_keeps_its_whole_lines_and_goes_on(
+def test_a_truncated_file_keeps_its_complete_lines_and_can_be_continued(
     cut: int, rest: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("kept") / "cpu.json.samples"
@@ -50,7 +50,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines_and_goes_on(
     assert again.elapsed_s == 99.0
 
 
-def test_samples_of_another_setting_are_dropped_and_not_mixed_with_ours(tmp_path: Path) -> None:
+def test_samples_of_another_setting_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json.samples"
     _written(path, 3)
     other = KeptSamples(path, "elsewhere")

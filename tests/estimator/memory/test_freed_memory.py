@@ -48,7 +48,7 @@ print(on_heap(first), on_heap(second))
     [(2**20, 64, False, True), (_LARGE, 2, False, False), (_LARGE, 2, True, True)],
     ids=["small blocks", "large ones", "large ones, asked for"],
 )
-def test_memory_that_was_freed_is_not_fetched_from_the_kernel_again(
+def test_freed_memory_stays_in_the_process(
     size: int, count: int, large_blocks: bool, kept: bool
 ) -> None:
     code = _TOUCHED.format(size=size, count=count, large_blocks=large_blocks)
@@ -64,5 +64,5 @@ def test_blocks_are_mapped_until_freed_memory_is_kept() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-def test_memory_that_is_touched_for_the_first_time_costs_something() -> None:
+def test_the_first_touch_of_memory_costs_time() -> None:
     assert first_touch_s_per_byte() > 0

@@ -25,7 +25,7 @@ _PLANS = st.lists(
 
 
 @given(_PLANS)
-def test_chunks_never_overlap_and_no_less_is_resident_than_is_alive(
+def test_chunks_never_overlap_and_live_bytes_are_resident(
     plan: list[tuple[str, int, int]],
 ) -> None:
     heap, alive = Heap(), list[tuple[Chunk, int]]()
@@ -47,7 +47,7 @@ def test_chunks_never_overlap_and_no_less_is_resident_than_is_alive(
         assert heap.high_bytes >= large - _MIB  # up to that much fits into what was free
 
 
-def test_a_block_leaves_its_room_once_its_ends_are_no_longer_kept() -> None:
+def test_a_freed_blocks_room_is_reused_once_its_ends_leave_the_tcache() -> None:
     heap = Heap()
     for _ in range(40):
         heap.free(heap.memalign(_MIB))
@@ -56,7 +56,7 @@ def test_a_block_leaves_its_room_once_its_ends_are_no_longer_kept() -> None:
     )  # after seven of each size; malloc itself takes 8.00 MiB
 
 
-def test_small_things_in_the_ends_of_blocks_keep_their_room_from_the_next_ones() -> None:
+def test_small_objects_in_the_ends_of_blocks_prevent_their_reuse() -> None:
     def most(small: int) -> float:
         heap, draw = Heap(), random.Random(0)
         for _ in range(60):
@@ -72,14 +72,14 @@ def test_small_things_in_the_ends_of_blocks_keep_their_room_from_the_next_ones()
 
 
 @pytest.mark.parametrize("size", [40 * _MIB, 64 * _MIB])
-def test_large_blocks_are_given_back(size: int) -> None:
+def test_large_blocks_are_returned(size: int) -> None:
     heap = Heap()
     for _ in range(5):
         heap.free(heap.memalign(size))
     assert heap.high_bytes < size + _MIB
 
 
-def test_what_was_mapped_once_lies_in_the_heap_from_then_on() -> None:
+def test_after_a_mapping_is_freed_its_size_is_allocated_on_the_heap() -> None:
     heap = Heap()
     first = heap.memalign(8 * _MIB)
     assert first[0] < 0
@@ -87,7 +87,7 @@ def test_what_was_mapped_once_lies_in_the_heap_from_then_on() -> None:
     assert heap.memalign(8 * _MIB)[0] >= 0
 
 
-def test_a_free_end_of_the_heap_is_given_back() -> None:
+def test_a_free_end_of_the_heap_is_returned() -> None:
     heap = Heap()
     blocks = [heap.malloc(_MIB) for _ in range(20)]
     for block in reversed(blocks):
@@ -123,7 +123,7 @@ print(high)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is a model of glibc's malloc")
 @pytest.mark.parametrize("seed", range(4))
-def test_the_model_takes_about_what_malloc_itself_takes(seed: int) -> None:
+def test_the_model_takes_about_as_much_memory_as_malloc(seed: int) -> None:
     draw, alive = random.Random(seed), list[int]()
     plan: list[tuple[int, str, int]] = []
     for number in range(3000):

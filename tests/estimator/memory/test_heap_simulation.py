@@ -45,7 +45,7 @@ def _most_live(lifetimes: Lifetimes) -> float:
 
 
 @given(_PLANS.filter(bool), _PLANS, st.integers(0, 3))
-def test_no_less_is_resident_than_is_alive(
+def test_live_bytes_are_resident(
     start: list[tuple[int, int]], step: list[tuple[int, int]], seed: int
 ) -> None:
     sizes = _fixed([size for size, _ in start + step])
@@ -57,7 +57,7 @@ def test_no_less_is_resident_than_is_alive(
     assert most >= _most_live(lifetimes) - spare
 
 
-def test_plays_differ_by_their_seed_alone() -> None:
+def test_simulations_differ_only_by_their_seed() -> None:
     plan = [(size * 50_000, size % 7) for size in range(1, 60)]
     lifetimes = Lifetimes(
         sizes=_fixed([size for size, _ in plan]),
@@ -70,7 +70,7 @@ def test_plays_differ_by_their_seed_alone() -> None:
     assert len(set(played)) > 1
 
 
-def test_what_autograd_keeps_for_the_backward_pass_keeps_holes_from_being_joined() -> None:
+def test_autograds_objects_prevent_holes_from_merging() -> None:
     """Growing blocks, each freed after the next is made: a merged hole would fit the one after."""
     plan = [(40_000 + 4_000 * number, 1) for number in range(100)]
     forward_only = Lifetimes(sizes=_fixed([size for size, _ in plan]), start=(), step=_codes(plan))
@@ -82,7 +82,7 @@ def test_what_autograd_keeps_for_the_backward_pass_keeps_holes_from_being_joined
 
 
 @pytest.mark.parametrize("size", [65_536, 40 * _MIB], ids=["on the heap", "mapped"])
-def test_what_the_first_step_leaves_for_good_is_resident(size: int) -> None:
+def test_objects_that_the_first_step_leaves_are_resident(size: int) -> None:
     start = tuple([0] * 50)
     lifetimes = Lifetimes(sizes=_fixed([size]), start=start, step=())
     (without,), (beside,) = (
@@ -92,7 +92,7 @@ def test_what_the_first_step_leaves_for_good_is_resident(size: int) -> None:
 
 
 @pytest.mark.parametrize("start", [(0,), (0, 0)], ids=["all ends", "one stays"])
-def test_what_only_the_first_step_found_ends_once(start: tuple[int, ...]) -> None:
+def test_storages_from_before_the_first_step_are_freed_once(start: tuple[int, ...]) -> None:
     lifetimes = Lifetimes(
         sizes=_fixed([_MIB]), start=start, step=(-1,)
     )  # as a cache that the second pass empties
@@ -100,7 +100,7 @@ def test_what_only_the_first_step_found_ends_once(start: tuple[int, ...]) -> Non
     assert len(start) * _MIB <= most < (len(start) + 1) * _MIB
 
 
-def test_events_name_each_storage_with_what_made_it() -> None:
+def test_events_name_each_storage_and_the_code_that_made_it() -> None:
     lifetimes = Lifetimes(
         sizes=(Affine(fixed=0.0, per_sample=10.0), Affine(fixed=7.0, per_sample=0.0)),
         start=(0, 1),  # a parameter and its gradient
@@ -125,7 +125,7 @@ def test_events_name_each_storage_with_what_made_it() -> None:
     assert lifetimes.successors() == {1: 2}
 
 
-def test_what_a_step_leaves_the_next_one_frees() -> None:
+def test_the_next_step_frees_what_a_step_leaves() -> None:
     """A parameter and its gradient; each step frees the gradient and makes another.
 
     Blocks of this size are mapped, so that no holes of the heap add to them.
@@ -138,14 +138,14 @@ def test_what_a_step_leaves_the_next_one_frees() -> None:
 
 
 @given(_PLANS)
-def test_small_blocks_are_counted_as_they_are(plan: list[tuple[int, int]]) -> None:
+def test_small_blocks_count_with_their_size(plan: list[tuple[int, int]]) -> None:
     sizes = [size % 200 + 1 for size, _ in plan]
     lifetimes = Lifetimes(sizes=_fixed(sizes), start=(), step=_codes(plan))
     assert high_water_bytes(lifetimes, 1, [], [0]) == [_most_live(lifetimes)]
 
 
 @pytest.mark.parametrize("live", [1, 3 * MOST_BLOCKS])
-def test_more_equal_blocks_than_are_simulated_are_counted_all_the_same(live: int) -> None:
+def test_more_equal_blocks_than_are_simulated_all_count(live: int) -> None:
     """As a loop over time makes them; each is freed at once, or all at the end."""
     count = 3 * MOST_BLOCKS
     each = [code for number in range(count) for code in (0, -1 - number)]
@@ -158,7 +158,7 @@ def test_more_equal_blocks_than_are_simulated_are_counted_all_the_same(live: int
     assert live * _MIB <= held < 1.1 * live * _MIB + 8 * _MIB
 
 
-def test_of_many_blocks_the_largest_are_simulated() -> None:
+def test_the_largest_of_many_blocks_are_simulated() -> None:
     plan = [(4096 + number, 0) for number in range(3 * MOST_BLOCKS)] + [(8 * _MIB, 0)]
     lifetimes = Lifetimes(sizes=_fixed([size for size, _ in plan]), start=(), step=_codes(plan))
     (most,) = high_water_bytes(lifetimes, 1, [], [0])
@@ -170,7 +170,7 @@ def test_of_many_blocks_the_largest_are_simulated() -> None:
     [((0,), (-2,)), ((0,), (-1, -1)), ((1,), ()), ((), (-1, 0))],
     ids=["never made", "ended twice", "a start of workspaces", "made later"],
 )
-def test_lifetimes_of_storages_that_are_not_there_are_refused(
+def test_lifetimes_of_missing_storages_are_refused(
     start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
     with pytest.raises(ValidationError, match="lifetimes: "):

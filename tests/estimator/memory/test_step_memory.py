@@ -59,7 +59,7 @@ def _structures(draw: st.DrawFn) -> Structure:
 
 
 @given(_structures(), st.integers(1, 4096))
-def test_the_safe_bound_is_never_below_what_is_expected(
+def test_the_safe_bound_is_never_below_the_expected_memory(
     structure: Structure, batch_size: int
 ) -> None:
     expected = peak_bytes(structure, batch_size)
@@ -68,7 +68,7 @@ def test_the_safe_bound_is_never_below_what_is_expected(
 
 @settings(deadline=None)  # the first call imports scipy
 @given(_structures(), st.lists(st.integers(1, 4096), min_size=2, max_size=6))
-def test_a_plan_counts_no_less_memory_for_a_larger_batch(
+def test_a_larger_batch_never_takes_less_memory_in_a_plan(
     structure: Structure, sizes: list[int]
 ) -> None:
     curve = predict_curve(structure, None, device_type="cpu")
@@ -79,7 +79,7 @@ def test_a_plan_counts_no_less_memory_for_a_larger_batch(
 
 @settings(deadline=None)
 @given(_structures(), st.integers(1, 64))
-def test_a_rank_takes_its_process_its_gradients_sum_and_copies_for_checkpoints_besides(
+def test_a_ranks_memory_includes_process_gradient_buffer_and_checkpoint_copies(
     structure: Structure, batch_size: int
 ) -> None:
     curve = predict_curve(structure, None, device_type="cpu")
@@ -98,7 +98,7 @@ def test_a_rank_takes_its_process_its_gradients_sum_and_copies_for_checkpoints_b
 
 
 @given(_structures())
-def test_what_lies_between_steps_leaves_no_holes(structure: Structure) -> None:
+def test_memory_alive_between_steps_leaves_no_holes(structure: Structure) -> None:
     idle = peak_bytes(structure, 64) + 1.0
     still = structure.model_copy(update={"idle_bytes": Affine(fixed=idle, per_sample=0.0)})
     assert excess_terms(still, 64, peak_bytes(still, 64))[1] == 0.0
@@ -135,7 +135,7 @@ def test_blocks_too_large_for_the_heap_leave_no_holes() -> None:
 
 
 @given(st.lists(st.floats(0, 1e12)))
-def test_rising_never_falls_and_never_lies_below(values: list[float]) -> None:
+def test_rising_never_falls_and_is_never_below_its_input(values: list[float]) -> None:
     risen = rising(values)
     assert risen == sorted(risen)
     assert all(high >= value for high, value in zip(risen, values, strict=True))
@@ -196,7 +196,7 @@ def _played() -> Structure:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 100, 4096, 10_000])
-def test_what_is_held_is_played_over_the_batch_size_and_kept_with_the_structure(
+def test_held_memory_is_simulated_at_several_batch_sizes_and_stored_in_the_structure(
     batch_size: int,
 ) -> None:
     structure = _played()
@@ -207,7 +207,7 @@ def test_what_is_held_is_played_over_the_batch_size_and_kept_with_the_structure(
     assert expected < safe_bytes(kept, batch_size, expected) < 3 * expected + 2**24
 
 
-def test_the_largest_block_is_of_those_that_are_not_mapped() -> None:
+def test_the_largest_block_is_the_largest_unmapped_one() -> None:
     structure = _played()
     assert [block_bytes(structure, size) for size in (1, 20, 32, 33)] == [
         2**23,
@@ -218,7 +218,7 @@ def test_the_largest_block_is_of_those_that_are_not_mapped() -> None:
     assert block_bytes(structure.model_copy(update={"lifetimes": None}), 8) == 0.0
 
 
-def test_the_bound_counts_code_by_kinds_of_operations_what_is_held_and_a_block_more() -> None:
+def test_the_bound_has_terms_for_code_held_memory_and_the_largest_block() -> None:
     structure = _played()
     assert structure.most_held_bytes is not None
     convolution = structure.trace[0].model_copy(update={"kind": "aten.convolution"})
@@ -234,7 +234,7 @@ def test_the_bound_counts_code_by_kinds_of_operations_what_is_held_and_a_block_m
     assert safe_bytes(structure, 8, expected) > counted
 
 
-def test_a_structure_that_was_not_played_has_a_bound_by_its_operations_sizes() -> None:
+def test_a_structure_without_simulation_has_a_bound_from_its_operations_sizes() -> None:
     document = _played().model_dump(mode="json")
     document["held_bytes"] = document.pop("most_held_bytes")
     del document["lifetimes"]["graphs"]
@@ -245,9 +245,7 @@ def test_a_structure_that_was_not_played_has_a_bound_by_its_operations_sizes() -
 
 
 @given(_structures(), st.sampled_from(["conv", "conv_backward", "matmul"]))
-def test_each_operation_that_is_prepared_leaves_something_for_good(
-    structure: Structure, family: str
-) -> None:
+def test_each_prepared_operation_leaves_memory_behind(structure: Structure, family: str) -> None:
     one = structure.trace[0].model_copy(update={"family": family})
     more = structure.model_copy(update={"trace": [*structure.trace, one]})
     assert lasting_bytes(more) > lasting_bytes(structure) > 0

@@ -54,7 +54,7 @@ def _size(*tensors: Any) -> int:
     ("batch", "channels", "filters", "side", "kernel"),
     [(32, 16, 16, 16, 3), (32, 3, 16, 32, 3), (8, 64, 128, 16, 1), (16, 32, 48, 24, 5)],
 )
-def test_convolutions_need_what_onednn_copies(
+def test_convolutions_need_workspace_for_onednns_copies(
     batch: int, channels: int, filters: int, side: int, kernel: int
 ) -> None:
     images, weight = (
@@ -95,7 +95,7 @@ def test_convolutions_need_what_onednn_copies(
 @pytest.mark.parametrize(
     ("steps", "batch", "inputs", "hidden"), [(20, 32, 64, 128), (30, 8, 64, 200), (10, 16, 256, 64)]
 )
-def test_recurrent_layers_need_packed_weights_and_gates(
+def test_recurrent_layers_need_workspace_for_packed_weights_and_gates(
     steps: int, batch: int, inputs: int, hidden: int
 ) -> None:
     layer = torch.nn.LSTM(inputs, hidden)
@@ -167,7 +167,7 @@ def _channels_last(*shape: int) -> torch.Tensor:
         ),  # by torch itself, through columns
     ],
 )
-def test_convolutions_need_what_their_layout_costs(
+def test_the_layout_determines_a_convolutions_workspace(
     images: torch.Tensor,
     gradient_last: bool,
     weight: tuple[int, ...],
@@ -198,5 +198,5 @@ def test_convolutions_need_what_their_layout_costs(
         )
 
 
-def test_other_operations_need_nothing_more() -> None:
+def test_other_operations_need_no_workspace() -> None:
     assert workspace_bytes("elementwise", "float32", {"given": 1e6}) == 0.0

@@ -136,14 +136,14 @@ def calibration() -> Calibration:
     return _calibration()
 
 
-def test_a_step_that_was_not_measured_is_predicted(calibration: Calibration) -> None:
+def test_an_unmeasured_step_is_predicted(calibration: Calibration) -> None:
     structure = _structure(3, 3e6)
     predicted = calibration.step_times_s(structure, [32, 100])
     assert predicted == pytest.approx([_truth(structure, 32), _truth(structure, 100)], rel=0.1)
     assert calibration.measurements == sum(len(one.ops) + 1 for one in _samples())
 
 
-def test_a_machine_that_drifts_is_corrected_by_its_sentinel(calibration: Calibration) -> None:
+def test_the_sentinel_corrects_the_drift_of_the_machine(calibration: Calibration) -> None:
     restless = _calibration(drift=0.5)
     assert restless.sentinel_drift == pytest.approx(0.4, abs=0.1)
     structure = _structure(3, 3e6)
@@ -154,7 +154,7 @@ def test_a_machine_that_drifts_is_corrected_by_its_sentinel(calibration: Calibra
     assert restless.cross_validated_error.p90 < 0.1
 
 
-def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration) -> None:
+def test_the_correction_of_steps_is_used_if_it_helps(calibration: Calibration) -> None:
     assert calibration.correction.scale == pytest.approx(SCALE, rel=0.05)
     assert calibration.correction.per_op_s == pytest.approx(PER_OP_S, rel=0.3)
     assert calibration.correction.fixed_s == pytest.approx(FIXED_S, rel=0.3)
@@ -171,7 +171,7 @@ def _dear(structure: Structure) -> Structure:
 DEARER = 1.5
 
 
-def test_a_kind_of_operation_that_is_dearer_within_steps_is_predicted_so() -> None:
+def test_an_operation_that_takes_longer_within_steps_is_predicted_to() -> None:
     samples = _samples()
     for number, one in enumerate(samples):
         if number % 4 >= 2:
@@ -190,7 +190,7 @@ def test_a_kind_of_operation_that_is_dearer_within_steps_is_predicted_so() -> No
     )
 
 
-def test_the_error_and_the_interval_are_those_of_networks_left_out(
+def test_error_and_interval_come_from_networks_that_the_fit_left_out(
     calibration: Calibration,
 ) -> None:
     assert calibration.cross_validated_error.p90 < 0.1
@@ -202,7 +202,7 @@ def test_the_error_and_the_interval_are_those_of_networks_left_out(
     assert found.high_factor - found.low_factor > 0.3
 
 
-def test_the_interval_holds_nine_tenths_of_networks_that_were_not_measured() -> None:
+def test_the_interval_contains_nine_tenths_of_unmeasured_networks() -> None:
     inside, cases = 0, 0
     for seed in range(6):
         found = _fit(_samples(noise=0.4, seed=seed))
@@ -216,7 +216,7 @@ def test_the_interval_holds_nine_tenths_of_networks_that_were_not_measured() -> 
     assert inside / cases == pytest.approx(0.9, abs=0.07)
 
 
-def test_no_fold_leaves_out_much_of_a_family_though_families_come_in_turn() -> None:
+def test_each_fold_has_its_share_of_every_family() -> None:
     in_turn = [_samples()[number % 4 * 8 + number // 4] for number in range(32)]
     parts = folds(in_turn)
     assert sorted(one.seconds for part in parts for one in part) == sorted(
@@ -229,7 +229,7 @@ def test_no_fold_leaves_out_much_of_a_family_though_families_come_in_turn() -> N
     assert folds(in_turn[:3]) == [[one] for one in sorted(in_turn[:3], key=lambda one: one.family)]
 
 
-def test_the_interval_is_of_wall_clock_on_a_machine_that_others_disturb_as_in_calibration(
+def test_the_interval_is_of_wall_clock_time_under_the_load_seen_in_calibration(
     calibration: Calibration,
 ) -> None:
     restless = _calibration(drift=0.5)
@@ -240,7 +240,7 @@ def test_the_interval_is_of_wall_clock_on_a_machine_that_others_disturb_as_in_ca
     )  # as often at 1 as at 1.5 times, told at 1.25
 
 
-def test_operations_that_were_never_measured_lower_the_coverage_and_are_named(
+def test_unmeasured_operations_lower_the_coverage_and_are_named(
     calibration: Calibration,
 ) -> None:
     known = _structure(3, 3e6)
@@ -256,7 +256,7 @@ def test_operations_that_were_never_measured_lower_the_coverage_and_are_named(
     assert unsure.low_factor < sure.low_factor < 1 < sure.high_factor < unsure.high_factor
 
 
-def test_half_precision_was_not_measured_and_is_named(calibration: Calibration) -> None:
+def test_unmeasured_half_precision_is_named(calibration: Calibration) -> None:
     known = _structure(3, 3e6)
     half = known.model_copy(
         update={"trace": [one.model_copy(update={"dtype": "bfloat16"}) for one in known.trace]}
@@ -266,7 +266,7 @@ def test_half_precision_was_not_measured_and_is_named(calibration: Calibration) 
     assert found.unknown == ("aten.convolution in bfloat16", "aten.add in bfloat16")
 
 
-def test_a_calibration_is_read_back_as_it_was_written(
+def test_a_calibration_survives_writing_and_reading(
     calibration: Calibration, tmp_path: Path
 ) -> None:
     path = tmp_path / "sub" / "cpu.json"
@@ -275,7 +275,9 @@ def test_a_calibration_is_read_back_as_it_was_written(
     assert [one.name for one in path.parent.iterdir()] == ["cpu.json"]
 
 
-def test_calibrations_of_versions_before_are_read(calibration: Calibration, tmp_path: Path) -> None:
+def test_calibrations_of_earlier_versions_are_readable(
+    calibration: Calibration, tmp_path: Path
+) -> None:
     path = tmp_path / "cpu.json"
     lacking = {
         3: ("loop", "first_touch_s_per_byte"),
@@ -297,7 +299,7 @@ def test_calibrations_of_versions_before_are_read(calibration: Calibration, tmp_
     assert load(path).correction == calibration.correction.model_copy(update={"fixed_s": 0.0})
 
 
-def test_blocks_that_the_kernel_takes_back_each_time_cost_their_first_touch(
+def test_blocks_returned_to_the_kernel_cost_their_first_touch_in_each_step(
     calibration: Calibration,
 ) -> None:
     sizes = (Affine(fixed=0.0, per_sample=2.0**20), Affine(fixed=100.0, per_sample=0.0))
@@ -326,7 +328,7 @@ def test_blocks_that_the_kernel_takes_back_each_time_cost_their_first_touch(
         ("[" * 100_000, "not a calibration"),
     ],
 )
-def test_a_file_that_is_no_calibration_gives_one_line(
+def test_a_file_that_is_not_a_calibration_gives_one_line(
     content: str | bytes | None, says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cpu.json"
@@ -340,7 +342,7 @@ def test_a_file_that_is_no_calibration_gives_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_calibration_cut_anywhere_is_refused(calibration: Calibration, tmp_path: Path) -> None:
+def test_a_truncated_calibration_is_refused(calibration: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     save(calibration, path)
     whole = path.read_text()

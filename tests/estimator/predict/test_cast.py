@@ -17,7 +17,7 @@ from trainwright.estimator.precision import cast
         ("amp", torch.float32, torch.complex64),
     ],
 )
-def test_every_number_has_the_precision_and_none_loses_its_imaginary_part(
+def test_every_tensor_gets_the_precision_and_complex_ones_stay_complex(
     precision: str, real: torch.dtype, complex_: torch.dtype
 ) -> None:
     model = torch.nn.Linear(2, 2)

@@ -46,7 +46,7 @@ def test_more_bytes_or_more_ranks_never_take_less(
 
 
 @given(link=LINKS, collective=COLLECTIVES, size=BYTES)
-def test_a_rank_alone_sends_nothing(link: Link, collective: Collective, size: float) -> None:
+def test_a_single_rank_sends_nothing(link: Link, collective: Collective, size: float) -> None:
     assert collective(link, size, 1) == Interval(median=0, low=0, high=0)
 
 
@@ -61,7 +61,7 @@ def test_the_interval_is_the_spread_on_both_sides(
 
 
 @given(link=LINKS, size=BYTES, ranks=RANKS)
-def test_an_all_reduce_is_two_all_gathers_and_two_ranks_broadcast_by_one_message(
+def test_an_all_reduce_is_two_all_gathers_and_two_ranks_broadcast_in_one_message(
     link: Link, size: float, ranks: int
 ) -> None:
     assert all_reduce(link, size, ranks).median == pytest.approx(
@@ -70,7 +70,7 @@ def test_an_all_reduce_is_two_all_gathers_and_two_ranks_broadcast_by_one_message
     assert broadcast(link, size, 2) == point_to_point(link, size)
 
 
-def test_the_equations_give_these_figures() -> None:
+def test_the_equations_give_hand_computed_values() -> None:
     link = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-3, spread=0.0)
     assert point_to_point(link, 1e6).median == pytest.approx(2e-3)
     assert all_reduce(link, 1e6, 4).median == pytest.approx(6 * 1e-3 + 1.5 * 1e-3)
@@ -89,7 +89,7 @@ def test_negative_sizes_and_no_ranks_are_refused(collective: Collective) -> None
 
 
 @given(link=LINKS, size=BYTES, cycle=st.floats(1e-6, 1))
-def test_a_library_that_works_in_cycles_takes_longer_by_its_wait_its_agreement_and_its_look(
+def test_a_library_with_cycles_adds_waiting_agreement_and_polling(
     link: Link, size: float, cycle: float
 ) -> None:
     time, agreed = point_to_point(link, size), point_to_point(link, 8)
@@ -103,7 +103,7 @@ def test_a_library_that_works_in_cycles_takes_longer_by_its_wait_its_agreement_a
 
 
 @given(link=LINKS, size=BYTES, pieces=st.integers(1, 50), ranks=st.integers(1, 20))
-def test_pieces_of_an_all_reduce_take_the_messages_of_each_and_the_bytes_of_the_whole(
+def test_a_divided_all_reduce_has_each_parts_messages_and_the_bytes_of_the_whole(
     link: Link, size: float, pieces: int, ranks: int
 ) -> None:
     together = all_reduces(link, size, pieces, ranks).median
@@ -134,7 +134,7 @@ def apart(one: Link, other: Link) -> float:
 
 @settings(deadline=None)
 @given(link=REAL_LINKS, ranks=st.integers(2, 16))
-def test_a_fit_finds_the_link_that_made_the_times(link: Link, ranks: int) -> None:
+def test_a_fit_recovers_the_link_that_made_the_times(link: Link, ranks: int) -> None:
     found = fit_link(taken(link, ranks))
     assert apart(found, link) < 1e-6
     assert found.spread < 1e-6
@@ -142,7 +142,7 @@ def test_a_fit_finds_the_link_that_made_the_times(link: Link, ranks: int) -> Non
 
 @settings(deadline=None)
 @given(link=REAL_LINKS, slower=st.floats(1.5, 1000), data=st.data())
-def test_rounds_that_were_disturbed_do_not_move_the_fit_but_widen_its_spread(
+def test_disturbed_rounds_do_not_move_the_fit_but_widen_its_spread(
     link: Link, slower: float, data: st.DataObject
 ) -> None:
     samples = taken(link, 2, rounds=5)
@@ -188,7 +188,7 @@ def test_nine_of_ten_samples_lie_within_the_spread_of_the_fit(
     ],
     ids=["none", "one size", "one rank", "no time", "endless"],
 )
-def test_samples_that_say_nothing_of_a_link_are_refused(
+def test_samples_that_do_not_determine_a_link_are_refused(
     samples: list[tuple[float, int, float]],
 ) -> None:
     with pytest.raises(BadInput, match="two sizes or more between two ranks or more"):

@@ -105,7 +105,7 @@ def test_a_run_on_another_device_processor_or_torch_changes_nothing(run: Finishe
     assert learn(_curve(), [run]) == _curve()
 
 
-def test_what_training_adds_is_not_learned_a_second_time() -> None:
+def test_the_training_loops_time_is_not_learned_twice() -> None:
     """A run predicted without the loop that took the curve's time with it was predicted right."""
     added = Affine(fixed=0.004, per_sample=0.0)
     times = tuple(0.014 + 0.001 * size for size in SIZES)
@@ -119,14 +119,14 @@ def test_what_training_adds_is_not_learned_a_second_time() -> None:
         assert learn(curve, [run]).step_time(32).median == pytest.approx(0.046)
 
 
-def test_a_prediction_without_a_calibration_is_left_alone() -> None:
+def test_a_prediction_without_a_calibration_is_not_corrected() -> None:
     curve = _curve(basis=None, mode="datasheet")
     assert learn(curve, [_run(1, 2.0)]) == curve
 
 
 @settings(deadline=None)
 @given(st.floats(0.3, 3.0), MODELS, st.sampled_from(SIZES))
-def test_after_a_run_its_own_step_is_predicted_nearer_to_what_it_took(
+def test_after_a_run_the_prediction_of_its_step_is_closer_to_its_measurement(
     factor: float, model: str, size: int
 ) -> None:
     curve = _curve(model)
@@ -141,7 +141,9 @@ def test_after_a_run_its_own_step_is_predicted_nearer_to_what_it_took(
 
 @settings(deadline=None)
 @given(st.floats(LOW, HIGH), MODELS, st.sampled_from(SIZES))
-def test_many_runs_of_a_model_settle_what_it_takes(factor: float, model: str, size: int) -> None:
+def test_many_runs_of_a_model_determine_its_prediction(
+    factor: float, model: str, size: int
+) -> None:
     learned = learn(_curve(model), [_run(number, factor, model, size) for number in range(12)])
     assert learned.step_time(size).median == pytest.approx(
         factor * _curve(model).step_time(size).median, rel=0.1
@@ -149,7 +151,7 @@ def test_many_runs_of_a_model_settle_what_it_takes(factor: float, model: str, si
     assert _width(learned) < _width(_curve())
 
 
-def test_a_run_corrects_its_own_model_most_then_alike_ones_then_unlike_ones() -> None:
+def test_a_run_corrects_its_own_model_most_then_similar_ones_then_dissimilar_ones() -> None:
     runs = [_run(1, 1.3, "transformer")]
     moved = [
         learn(_curve(model), runs).step_time(32).median
@@ -158,7 +160,7 @@ def test_a_run_corrects_its_own_model_most_then_alike_ones_then_unlike_ones() ->
     assert moved[0] > moved[1] > moved[2] > _curve().step_time(32).median
 
 
-def test_a_share_of_a_core_learns_less_from_a_whole_one() -> None:
+def test_a_share_of_a_core_learns_less_from_runs_on_a_whole_core() -> None:
     run = [_run(1, 1.3)]
     assert (
         learn(_curve(cores=0.5), run).step_time(32).median
@@ -166,7 +168,7 @@ def test_a_share_of_a_core_learns_less_from_a_whole_one() -> None:
     )
 
 
-def test_runs_predicted_by_another_calibration_of_the_device_count_less() -> None:
+def test_runs_predicted_with_another_calibration_of_the_device_count_less() -> None:
     ours, others = [_run(1, 1.3)], [_run(1, 1.3, basis=_basis("resnet", calibration="1"))]
     assert learn(_curve(), others).step_time(32).median < learn(_curve(), ours).step_time(32).median
 
@@ -203,7 +205,7 @@ def test_runs_that_contradict_the_interval_widen_it_for_other_models() -> None:
     ),
     model=MODELS,
 )
-def test_one_wild_run_among_many_hardly_moves_other_models(
+def test_one_outlier_among_many_runs_hardly_moves_other_models(
     wild: float, kind: str, others: list[tuple[str, int, float]], model: str
 ) -> None:
     runs = [_run(number, factor, one, size) for number, (one, size, factor) in enumerate(others)]
@@ -217,7 +219,7 @@ def test_one_wild_run_among_many_hardly_moves_other_models(
 
 @settings(deadline=None)
 @given(wild=st.floats(1e-9, 1e9), model=MODELS, kind=MODELS)
-def test_a_single_wild_run_moves_nothing_by_more_than_a_bound(
+def test_a_single_outlier_moves_predictions_by_a_bounded_amount(
     wild: float, model: str, kind: str
 ) -> None:
     learned = learn(_curve(model), [_run(1, wild, kind)])
@@ -230,14 +232,14 @@ def test_a_single_wild_run_moves_nothing_by_more_than_a_bound(
 
 @pytest.mark.parametrize("speed", [0.3, 3.0])
 @pytest.mark.parametrize("model", KINDS)
-def test_once_the_machines_speed_has_changed_the_newest_runs_tell_more_of_the_next(
+def test_after_the_machines_speed_has_changed_newer_runs_count_more(
     speed: float, model: str
 ) -> None:
     kinds = [(kind, size) for size in SIZES for kind in KINDS]
-    told = [(kind, size, 1.0) for kind, size in (kinds * 3)[:12]] + [
+    samples = [(kind, size, 1.0) for kind, size in (kinds * 3)[:12]] + [
         (kind, size, speed) for kind, size in (kinds * 2)[:8]
     ]
-    runs = [_run(number, factor, kind, size) for number, (kind, size, factor) in enumerate(told)]
+    runs = [_run(number, factor, kind, size) for number, (kind, size, factor) in enumerate(samples)]
     next_one = learn(_curve(model), runs).step_time(32).median / _curve(model).step_time(32).median
     assert abs(math.log(next_one / speed)) < abs(math.log(next_one))
     back = [
@@ -266,7 +268,7 @@ def test_the_order_of_runs_does_not_matter(
 @given(
     st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.1, 10.0)), max_size=10), MODELS
 )
-def test_a_corrected_step_of_more_samples_never_takes_less_time(
+def test_a_corrected_step_with_more_samples_never_takes_less_time(
     seen: list[tuple[str, int, float]], model: str
 ) -> None:
     runs = [
@@ -285,7 +287,7 @@ def test_a_corrected_step_of_more_samples_never_takes_less_time(
         st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.2, 20.0)), min_size=1, max_size=8
     )
 )
-def test_a_ranks_memory_is_never_below_what_the_model_was_seen_to_take(
+def test_a_ranks_predicted_memory_is_never_below_the_models_measured_one(
     seen: list[tuple[str, int, float]],
 ) -> None:
     runs = [
@@ -297,7 +299,7 @@ def test_a_ranks_memory_is_never_below_what_the_model_was_seen_to_take(
         assert safe >= factor * _curve(kind).memory_bytes(size) * (1 - 1e-9)
 
 
-def test_what_the_models_size_says_stays_where_other_models_were_seen_to_take_less() -> None:
+def test_other_models_measurements_never_lower_the_memory_due_to_a_models_size() -> None:
     took = 1 + 4e8 / _curve().memory_bytes(32)
     large = _curve("lstm").model_copy(update={"process_bytes": 7.4e9, "kept_bytes": 7e9})
     assert learn(large, [_run(1, 1.0, memory=took)]).process_bytes == pytest.approx(7.4e9)
@@ -307,7 +309,7 @@ def test_what_the_models_size_says_stays_where_other_models_were_seen_to_take_le
     )
 
 
-def test_what_a_rank_takes_besides_its_step_is_what_it_was_seen_to() -> None:
+def test_a_processes_memory_besides_the_step_is_learned_from_runs() -> None:
     process = 3e8
     took = [1 + process / _curve().memory_bytes(32)] * 3
     learned = learn(
@@ -317,9 +319,7 @@ def test_what_a_rank_takes_besides_its_step_is_what_it_was_seen_to() -> None:
     assert learned.memory_bytes(32) == _curve().memory_bytes(32)
 
 
-def test_energy_follows_from_the_learned_time_and_its_power_stays_whatever_a_stored_run_says() -> (
-    None
-):
+def test_energy_follows_from_the_learned_time_and_power_is_not_learned() -> None:
     document = _run(1, 1.5).model_dump(mode="json")
     document["findings"][0]["power_w"] = 25.0
     before, learned = _curve(), learn(_curve(), [FinishedRun.model_validate(document)])
@@ -332,14 +332,14 @@ def test_energy_follows_from_the_learned_time_and_its_power_stays_whatever_a_sto
     assert energy[1] == pytest.approx(energy[0])
 
 
-def test_a_runs_devices_are_one_run() -> None:
+def test_the_devices_of_one_run_count_as_one_run() -> None:
     one, two = _run(1, 1.2), _run(2, 1.1)
     both = one.model_copy(update={"findings": one.findings + two.findings})
     assert learn(_curve(), [both]).learned_from == 1
     assert learn(_curve(), [one, two]).learned_from == 2
 
 
-def test_what_the_calibration_alone_says_is_kept_beside_the_correction() -> None:
+def test_the_calibrations_own_prediction_is_kept_beside_the_corrected_one() -> None:
     learned = learn(_curve(), [_run(1, 1.5, memory=1.2)])
     assert learned.calibrated_time_knots == _curve().time_knots
     assert DeviceCurve.model_validate_json(learned.model_dump_json()) == learned

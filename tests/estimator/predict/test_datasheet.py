@@ -29,7 +29,7 @@ PROMISED = (
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_each_promised_type_has_each_figure_with_its_source(name: str) -> None:
+def test_each_device_type_has_each_figure_with_its_source(name: str) -> None:
     device = DEVICE_TYPES[name]
     assert {"fp64", "fp32", "bf16"} <= set(device.peak_flops)
     figures = {f"peak_flops.{dtype}" for dtype in device.peak_flops}
@@ -47,7 +47,7 @@ def test_each_promised_type_has_each_figure_with_its_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROMISED)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64"])
-def test_what_is_reached_lies_below_the_peak(name: str, dtype: str) -> None:
+def test_reached_rates_are_below_the_peak(name: str, dtype: str) -> None:
     device = DEVICE_TYPES[name]
     for family in FAMILIES:
         roofline = reached(device, family, dtype)
@@ -56,7 +56,7 @@ def test_what_is_reached_lies_below_the_peak(name: str, dtype: str) -> None:
         assert roofline.latency_s > 0
 
 
-def test_arithmetic_goes_by_the_type_that_it_computes_in() -> None:
+def test_the_arithmetic_rate_depends_on_the_type_of_computation() -> None:
     device = DEVICE_TYPES["nvidia-a100-80gb"]
     full, half, double = (
         reached(device, "matmul", dtype).flops_per_s for dtype in ("float32", "bfloat16", "float64")
@@ -95,20 +95,20 @@ def test_arithmetic_goes_by_the_type_that_it_computes_in() -> None:
         ("", 0.0, None),
     ],
 )
-def test_a_driver_s_name_for_a_device_is_recognised(
+def test_a_device_is_recognised_by_its_drivers_name(
     name: str, gib: float, found: str | None
 ) -> None:
     assert recognise(name, gib * 2**30) == found
 
 
-def test_a_pcie_board_of_a_type_whose_figures_are_of_an_sxm_board_is_told() -> None:
+def test_a_pcie_board_whose_datasheet_is_of_an_sxm_board_is_detected() -> None:
     assert other_board("NVIDIA A100-PCIE-40GB", "nvidia-a100-40gb")
     assert other_board("NVIDIA H200 NVL", "nvidia-h200")
     assert not other_board("NVIDIA A100-SXM4-40GB", "nvidia-a100-40gb")
     assert not other_board("NVIDIA L4", "nvidia-l4")
 
 
-def test_a_gpu_is_counted_among_those_of_its_type() -> None:
+def test_a_gpus_index_counts_the_gpus_of_its_type() -> None:
     mixed = [
         ("NVIDIA L4", 22.0 * 2**30),
         ("NVIDIA H200", 139.8 * 2**30),

@@ -20,7 +20,7 @@ def test_unknown_device_types_are_refused() -> None:
         datasheet_power("tpu")
 
 
-def test_power_by_datasheet_goes_with_the_cores_and_says_so() -> None:
+def test_datasheet_power_is_in_proportion_to_the_cores_and_labelled() -> None:
     one, four = datasheet_power("cpu"), datasheet_power("cpu", 4)
     assert (four.idle_w, four.load_w) == (4 * one.idle_w, 4 * one.load_w)
     assert datasheet_power("nvidia-t4").load_w == 70
@@ -38,7 +38,7 @@ TIMES = st.lists(st.floats(0, 1e4), min_size=3, max_size=3).map(sorted)
     spread=st.floats(0, 3),
     wait=st.floats(0, 1e3),
 )
-def test_energy_is_time_by_power_and_its_interval_that_of_both(
+def test_energy_is_time_times_power_and_its_interval_includes_both_errors(
     times: list[float], idle: float, load: float, spread: float, wait: float
 ) -> None:
     low, median, high = times

@@ -84,13 +84,13 @@ def test_the_work_is_counted_from_the_structure() -> None:
     assert loop_work(_structure(), 10) == LoopWork(1.0, 5.0, 4000.0, 1000.0, 3.0, 12_000.0)
 
 
-def test_where_parameters_were_not_counted_a_layer_has_two() -> None:
+def test_without_a_count_a_layer_has_two_parameters() -> None:
     assert loop_work(_structure(parameter_tensors=None), 10).tensors == 4
 
 
 @settings(deadline=None)
 @given(batch_size=st.integers(1, 64), cores=st.sampled_from([None, 0.25, 0.5, 1.0, 4.0]))
-def test_the_curve_grows_by_the_cost_alone_and_by_as_much_more_on_a_part_of_a_core(
+def test_the_loops_cost_is_added_to_the_curve_and_grows_on_a_share_of_a_core(
     batch_size: int, cores: float | None
 ) -> None:
     before, structure = _curve(cores), _structure()
@@ -103,7 +103,7 @@ def test_the_curve_grows_by_the_cost_alone_and_by_as_much_more_on_a_part_of_a_co
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=6, max_size=6))
-def test_a_cost_is_found_again_from_what_it_takes(factors: list[float]) -> None:
+def test_the_fit_recovers_the_cost_that_made_the_times(factors: list[float]) -> None:
     pairs = zip(COST.model_dump().items(), factors, strict=True)
     cost = LoopCost(**{name: value * factor for (name, value), factor in pairs})
     works = [
@@ -119,6 +119,6 @@ def test_a_cost_is_found_again_from_what_it_takes(factors: list[float]) -> None:
         assert found(work) == pytest.approx(cost(work), rel=1e-3)
 
 
-def test_nothing_to_fit_is_refused() -> None:
+def test_a_fit_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="takes no time"):
         fit_loop([(LoopWork(1, 2, 8, 500, 0, 0), 0.0)])

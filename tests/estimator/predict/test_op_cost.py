@@ -57,7 +57,7 @@ def _predicted(family: str, samples: list[OpSample], costs: dict[str, object]) -
     return np.asarray(times(costs, family, work)[0])  # type: ignore[arg-type]
 
 
-def test_kinds_and_sizes_that_differ_from_the_roofline_are_learned() -> None:
+def test_differences_of_kinds_and_sizes_from_the_roofline_are_learned() -> None:
     known, unseen = _samples()[:120], _samples()[120:]
     predicted = _predicted("matmul", unseen, fit_families(known, PRIOR))
     errors = np.abs(predicted / np.array([one.seconds for one in unseen]) - 1)
@@ -65,7 +65,7 @@ def test_kinds_and_sizes_that_differ_from_the_roofline_are_learned() -> None:
     assert errors.max() < 0.4
 
 
-def test_far_from_all_samples_the_roofline_alone_remains() -> None:
+def test_far_from_all_samples_the_cost_is_the_roofline() -> None:
     cost = fit_family(_samples(), CENTER)
     far = np.full((1, 3), 1e4)
     flops = np.array([1e18])
@@ -76,7 +76,7 @@ def test_far_from_all_samples_the_roofline_alone_remains() -> None:
     )
 
 
-def test_what_was_seen_is_surer_than_what_is_near_and_that_than_what_is_far() -> None:
+def test_uncertainty_grows_with_the_distance_from_samples() -> None:
     cost = fit_family(_samples(), CENTER)
     seen = np.array(cost.points[:1])
     ones = np.array([1e6])
@@ -93,11 +93,11 @@ def test_what_was_seen_is_surer_than_what_is_near_and_that_than_what_is_far() ->
     assert deviations[0] < deviations[2]
 
 
-def test_convolutions_in_groups_have_a_cost_of_their_own() -> None:
+def test_grouped_convolutions_have_their_own_cost() -> None:
     assert cost_family("conv", {"groups": 8.0}) != cost_family("conv", {"groups": 1.0}) == "conv"
 
 
-def test_an_unknown_family_costs_what_elementwise_operations_do_by_their_roofline() -> None:
+def test_an_unknown_family_costs_the_same_as_the_roofline_of_elementwise_operations() -> None:
     samples = [
         _sample("aten.add", 0.0, one.bytes, 8.0, one.bytes / 1e10 + 1e-6, "elementwise")
         for one in _samples(40)
@@ -107,7 +107,7 @@ def test_an_unknown_family_costs_what_elementwise_operations_do_by_their_rooflin
     assert _predicted("other", strange, costs)[0] == pytest.approx(1e-2, rel=0.2)
 
 
-def test_the_same_samples_give_the_same_fit_and_many_alike_ones_count_as_one() -> None:
+def test_the_fit_is_deterministic_and_similar_samples_count_as_one() -> None:
     samples = _samples(40)
     assert fit_family(samples, CENTER) == fit_family(samples, CENTER)
     assert len(fit_family([*samples, *samples], CENTER).points) == len(
@@ -115,7 +115,7 @@ def test_the_same_samples_give_the_same_fit_and_many_alike_ones_count_as_one() -
     )
 
 
-def test_of_a_rare_kind_all_is_kept_where_a_frequent_one_is_thinned() -> None:
+def test_thinning_keeps_all_samples_of_a_rare_kind() -> None:
     rare = [
         _sample("aten.fast", 1.6**number, 1.0, 8.0, float(TRUTH(1.6**number, 1.0)))
         for number in range(40)
@@ -140,7 +140,7 @@ def test_of_a_rare_kind_all_is_kept_where_a_frequent_one_is_thinned() -> None:
     "change",
     [{"latency_s": -1.0}, {"flops_per_s": 0.0}, {"bytes_per_s": 1e-300}, {"latency_s": 1e300}],
 )
-def test_a_stored_cost_that_can_not_be_is_refused_but_a_fit_may_try_it(
+def test_an_impossible_stored_cost_is_refused_but_a_fit_may_try_it(
     change: dict[str, float],
 ) -> None:
     line = Roofline(**{"latency_s": 1e-5, "flops_per_s": 1e10, "bytes_per_s": 1e10, **change})

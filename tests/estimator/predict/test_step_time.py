@@ -101,7 +101,7 @@ def _calibration(threads: int = 1) -> Calibration:
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_every_promised_device_type_has_a_curve(name: str) -> None:
+def test_every_device_type_has_a_curve(name: str) -> None:
     curve = predict_curve(
         _structure(), None, device_type=name, speed=1.0 if name == EMULATED else None
     )
@@ -115,7 +115,7 @@ def test_every_promised_device_type_has_a_curve(name: str) -> None:
 
 
 @given(batch_size=st.integers(1, 4096), speed=st.floats(0.1, 10))
-def test_an_emulated_device_takes_what_its_speed_says(batch_size: int, speed: float) -> None:
+def test_an_emulated_devices_time_follows_from_its_speed(batch_size: int, speed: float) -> None:
     curve = predict_curve(_structure(), None, device_type=EMULATED, speed=speed)
     time = curve.step_time(batch_size)
     assert time.median == pytest.approx(EMULATED_SAMPLE_S * batch_size / speed)
@@ -123,7 +123,7 @@ def test_an_emulated_device_takes_what_its_speed_says(batch_size: int, speed: fl
     assert (curve.mode, curve.coverage) == ("calibrated", 1.0)
 
 
-def test_half_a_core_takes_twice_as_long_and_no_other_interval() -> None:
+def test_half_a_core_takes_twice_as_long_with_the_same_relative_interval() -> None:
     whole, half = (
         predict_curve(_structure(), _calibration(), device_type="cpu", cores=cores).step_time(64)
         for cores in (1.0, 0.5)
@@ -133,7 +133,7 @@ def test_half_a_core_takes_twice_as_long_and_no_other_interval() -> None:
 
 
 @pytest.mark.parametrize("cores", [1.5, 1.9])
-def test_a_part_of_a_core_beyond_the_whole_ones_has_no_thread_and_is_no_help(cores: float) -> None:
+def test_a_fraction_beyond_whole_cores_does_not_help(cores: float) -> None:
     power = PowerDraw(idle_w=3, load_w=9, source="rapl", spread=0.1)
     for calibration in (None, _calibration().model_copy(update={"power": power})):
         one, more = (
@@ -144,7 +144,7 @@ def test_a_part_of_a_core_beyond_the_whole_ones_has_no_thread_and_is_no_help(cor
         assert (more.idle_w, more.load_w) == (one.idle_w, one.load_w)
 
 
-def test_fewer_cores_than_threads_take_their_part_longer() -> None:
+def test_fewer_cores_than_threads_take_proportionally_longer() -> None:
     both, fewer = (
         predict_curve(_structure(), _calibration(2), device_type="cpu", cores=cores)
         for cores in (2.0, 1.6)
@@ -164,7 +164,7 @@ def test_a_calibrated_curve_follows_the_calibration_around_the_traced_batch_size
         assert curve.step_time_s(batch_size) == pytest.approx(seconds, rel=0.1)
 
 
-def test_double_precision_takes_longer_than_single() -> None:
+def test_double_precision_takes_longer_than_single_precision() -> None:
     single, double = (
         predict_curve(_structure(precision), _calibration(), device_type="cpu", cores=1.0)
         .step_time(256)
@@ -188,13 +188,13 @@ def test_unknown_operations_widen_the_interval() -> None:
     assert unknown.high_factor > known.high_factor
 
 
-def test_a_device_nobody_measured_is_named_datasheet_with_a_wide_interval() -> None:
+def test_an_unmeasured_device_has_the_mode_datasheet_and_a_wide_interval() -> None:
     curve = predict_curve(_structure(), None, device_type="nvidia-t4")
     assert (curve.mode, curve.coverage) == ("datasheet", 0.0)
     assert curve.high_factor / curve.low_factor > 4
 
 
-def test_by_datasheet_a_larger_device_is_faster_where_work_counts() -> None:
+def test_by_datasheet_a_larger_device_is_faster_at_large_work() -> None:
     structure = _structure(flops=1e12)
     times = [
         predict_curve(structure, None, device_type=name).step_time(64).median
@@ -204,7 +204,7 @@ def test_by_datasheet_a_larger_device_is_faster_where_work_counts() -> None:
     assert times[0] > 5 * times[-1]
 
 
-def test_memory_is_of_the_step_and_the_process_and_the_gradients_sum_come_on_top() -> None:
+def test_process_and_gradient_buffer_are_added_to_the_steps_memory() -> None:
     structure = _structure()
     curve = predict_curve(structure, _calibration(), device_type="cpu", cores=1.0)
     assert curve.memory_bytes(10) - curve.memory_bytes(0) == pytest.approx(10 * 20_000)
@@ -216,12 +216,12 @@ def test_memory_is_of_the_step_and_the_process_and_the_gradients_sum_come_on_top
     assert curve.memory_limit_bytes is None
 
 
-def test_given_power_overrides_the_datasheet() -> None:
+def test_a_given_power_overrides_the_datasheet() -> None:
     curve = predict_curve(_structure(), None, device_type="nvidia-t4", power_w=(11.0, 66.0))
     assert (curve.idle_w, curve.load_w) == (11.0, 66.0)
 
 
-def test_the_estimate_of_a_step_has_the_promised_fields() -> None:
+def test_the_estimate_of_a_step_has_the_documented_fields() -> None:
     curve = predict_curve(_structure(), _calibration(), device_type="cpu", cores=1.0)
     document = estimate_step(curve, 64)
     time, energy = document["step_time_s"], document["energy_j"]

@@ -56,7 +56,7 @@ ADAM = {"name": "adam"}
 
 
 @pytest.mark.parametrize("bag", [False, True])
-def test_roots_of_a_table_are_of_zeros_in_the_rows_that_no_sample_looks_up(bag: bool) -> None:
+def test_square_roots_of_a_table_count_the_rows_without_a_lookup_as_zeros(bag: bool) -> None:
     structure = _traced(bag, ADAM, 4)
     for size in (4, 64):
         (zeros,) = _zeros(StepWork(structure)(size))
@@ -64,24 +64,24 @@ def test_roots_of_a_table_are_of_zeros_in_the_rows_that_no_sample_looks_up(bag: 
     assert not _zeros(StepWork(_traced(bag, {"name": "momentum"}, 4))(4))
 
 
-def test_roots_know_the_share_of_zeros_too() -> None:
+def test_square_roots_have_the_share_of_zeros_as_a_size() -> None:
     dims = StepWork(_traced(False, ADAM, 4))(4)["elementwise"].dims
     assert max(dims["zeros_in_ten"]) == pytest.approx(10 * math.exp(-4 * PICKED / ROWS))
 
 
-def test_micro_batches_look_up_the_rows_of_all_of_them() -> None:
+def test_micro_batches_together_look_up_the_rows_of_the_whole_batch() -> None:
     (of_one,), (of_four,) = (
         _zeros(StepWork(_traced(False, ADAM, 8, accumulation=count))(8)) for count in (1, 4)
     )
     assert of_four == pytest.approx(of_one)
 
 
-def test_a_table_whose_gradient_something_else_has_a_part_in_holds_no_zeros() -> None:
+def test_a_table_with_another_contribution_to_its_gradient_has_no_zeros() -> None:
     assert not _zeros(StepWork(_traced(False, ADAM, 4, tied=True))(4))
     assert not _zeros(StepWork(_traced(False, {"name": "adam", "weight_decay": 0.1}, 4))(4))
 
 
-def test_as_many_zeros_are_told_as_one_finds_by_looking_up() -> None:
+def test_the_predicted_zeros_match_a_random_lookup() -> None:
     torch.manual_seed(0)
     looked_up = torch.zeros(ROWS)
     looked_up[torch.randint(0, ROWS, (64 * PICKED,))] = 1
@@ -89,7 +89,7 @@ def test_as_many_zeros_are_told_as_one_finds_by_looking_up() -> None:
     assert zeros == pytest.approx(WIDTH * float((looked_up == 0).sum()), rel=0.1)
 
 
-def test_samples_tell_the_same_sizes_as_the_structure_at_any_batch_size() -> None:
+def test_samples_have_the_same_sizes_as_the_structure_at_any_batch_size() -> None:
     structure = _traced(False, ADAM, 4)
     rows = [
         (

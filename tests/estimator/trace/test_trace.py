@@ -96,7 +96,7 @@ def _total(structure: Structure, quantity: str, batch_size: int) -> float:
 @pytest.mark.parametrize(
     ("build", "spec"), [(_convolutional, IMAGES), (_dense, IMAGES), (_Encoder, TOKENS)]
 )
-def test_parameters_and_forward_flops_are_those_that_torch_counts(
+def test_parameters_and_forward_flops_equal_torchs_counts(
     build: Callable[[], nn.Module], spec: BatchSpec
 ) -> None:
     structure, model = _traced(build, spec), build()
@@ -119,7 +119,7 @@ def test_the_forward_flops_of_the_layers_add_up_to_the_models() -> None:
     assert (first.kind, first.output_shape) == ("Conv2d", (16, 16, 8, 8))
 
 
-def test_the_features_quantify_the_model() -> None:
+def test_the_features_describe_the_models_size() -> None:
     assert _traced(_convolutional, batch_size=16).features == {
         "conv_layers": 2,
         "filters": 40,
@@ -132,7 +132,7 @@ def test_the_features_quantify_the_model() -> None:
 
 
 @pytest.mark.parametrize("quantity", ["flops", "bytes"])
-def test_a_trace_at_one_batch_size_holds_at_another(quantity: str) -> None:
+def test_a_trace_at_one_batch_size_is_valid_at_another(quantity: str) -> None:
     small, large = _traced(_convolutional, batch_size=8), _traced(_convolutional, batch_size=64)
     for batch_size in (8, 24, 64):
         assert _total(small, quantity, batch_size) == pytest.approx(
@@ -140,7 +140,7 @@ def test_a_trace_at_one_batch_size_holds_at_another(quantity: str) -> None:
         )
 
 
-def test_a_step_holds_parameters_gradients_and_two_moments_for_adam() -> None:
+def test_adams_memory_has_parameters_gradients_and_two_moments() -> None:
     adam, sgd = _traced(_dense, optimizer="adamw"), _traced(_dense, optimizer="sgd")
     assert (
         4.0 <= adam.peak_memory_bytes.fixed / adam.parameter_bytes < 6.0
@@ -165,7 +165,7 @@ def test_double_precision_moves_twice_the_bytes() -> None:
     )  # not the indices
 
 
-def test_a_model_that_looks_at_its_data_is_traced_by_real_steps_and_says_so() -> None:
+def test_a_model_that_reads_its_data_is_traced_by_real_steps_and_the_structure_says_so() -> None:
     structure = _traced(_Branching, batch_size=32)
     assert structure.method == "real step"
     assert structure.batch_size == 32
@@ -184,7 +184,7 @@ class _Sized(nn.Module):
         return outputs if len(images) < 32 else 2 * outputs
 
 
-def test_where_operations_differ_by_the_batch_size_what_is_held_does_not_grow_with_it() -> None:
+def test_if_operations_depend_on_the_batch_size_persistent_memory_does_not_grow_with_it() -> None:
     sized, usual = (
         _traced(build, batch_size=16, optimizer="sgd")
         for build in (_Sized, lambda: _Sized().layers)
@@ -199,7 +199,7 @@ def test_where_operations_differ_by_the_batch_size_what_is_held_does_not_grow_wi
         )
 
 
-def test_a_model_that_looks_at_numbers_while_it_is_built_is_traced_all_the_same() -> None:
+def test_a_model_that_reads_values_while_it_is_built_can_be_traced() -> None:
     def build() -> nn.Module:
         rates = [one.item() for one in torch.linspace(0, 0.1, 3)]
         return nn.Sequential(nn.Flatten(), nn.Dropout(rates[1]), nn.Linear(64, 10))
@@ -209,7 +209,7 @@ def test_a_model_that_looks_at_numbers_while_it_is_built_is_traced_all_the_same(
     assert structure.parameters == 64 * 10 + 10
 
 
-def test_recurrent_layers_are_no_elementwise_operations() -> None:
+def test_recurrent_layers_are_not_elementwise_operations() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -236,7 +236,7 @@ def test_fewer_outputs_than_classes_are_refused() -> None:
         _traced(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5)))
 
 
-def test_a_structure_is_read_back_without_torch() -> None:
+def test_reading_a_structure_loads_no_torch() -> None:
     document = _traced(_convolutional).model_dump_json()
     code = """
 import sys
@@ -251,7 +251,7 @@ sys.stdout.write(structure.model_dump_json())
     assert done.stdout == document
 
 
-def test_the_places_of_autograds_graph_are_kept_for_each_micro_batch_of_two_steps() -> None:
+def test_the_phases_of_autograd_are_recorded_for_each_micro_batch_of_two_steps() -> None:
     what = TrainingStepSpec(
         ModelDefinition(_dense, None, None), {}, IMAGES, {"name": "sgd"}, accumulation=2
     )
@@ -270,7 +270,7 @@ def test_the_places_of_autograds_graph_are_kept_for_each_micro_batch_of_two_step
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-def test_an_optimizers_operations_that_fake_tensors_are_spared_are_those_of_a_real_step(
+def test_a_fake_steps_optimizer_operations_equal_those_of_a_real_step(
     optimizer: str,
 ) -> None:
     def built() -> nn.Module:
@@ -294,7 +294,7 @@ def test_an_optimizers_operations_that_fake_tensors_are_spared_are_those_of_a_re
     assert fake.idle_bytes == real.idle_bytes
 
 
-def test_what_a_models_code_raises_is_told_with_its_words_if_there_are_any() -> None:
+def test_an_exception_in_a_models_code_is_reported_with_its_message() -> None:
     def build(error: Exception) -> nn.Module:
         raise error
 

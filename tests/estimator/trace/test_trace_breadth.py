@@ -209,7 +209,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Example, Any]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_traced_by_fake_tensors_and_agrees_with_torchs_own_counts(name: str) -> None:
+def test_a_model_is_traced_with_fake_tensors_and_agrees_with_torchs_counts(name: str) -> None:
     build, example, loss = MODELS[name]
     structure = traced(build, example, 4, loss)
     assert structure.method == "fake tensors"
@@ -229,7 +229,7 @@ def test_a_model_is_traced_by_fake_tensors_and_agrees_with_torchs_own_counts(nam
 @pytest.mark.parametrize(
     ("optimizer", "states"), [("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2)]
 )
-def test_an_optimizers_state_is_counted(optimizer: str, states: int) -> None:
+def test_the_optimizers_state_counts(optimizer: str, states: int) -> None:
     structure = traced(
         Custom, classes(lambda batch: torch.rand(batch, 8)), 4, optimizer={"name": optimizer}
     )
@@ -269,7 +269,7 @@ def test_accumulation_repeats_forward_and_backward_and_needs_less_memory() -> No
         traced(lambda: Blocks(False), example, 4096, accumulation=3)
 
 
-def test_activations_that_are_computed_again_cost_time_and_save_memory() -> None:
+def test_recomputed_activations_cost_time_and_save_memory() -> None:
     def example(batch: int) -> tuple[Any, Any]:
         return torch.rand(batch, 64), torch.zeros(batch, dtype=torch.long)
 

@@ -100,13 +100,13 @@ def _estimated(
     return done.stdout
 
 
-def test_an_interval_that_is_due_to_steps_alone_says_so(tmp_path: Path) -> None:
+def test_an_interval_caused_by_steps_alone_is_explained(tmp_path: Path) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.01))
     assert "steps differ by 22 % from the sum of their operations\n" in said  # exp(2 · 0.1)
     assert "drift" not in said
 
 
-def test_an_interval_that_is_due_to_operations_unlike_those_measured_says_so(
+def test_an_interval_widened_by_unmeasured_operations_is_explained(
     tmp_path: Path,
 ) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.5))
@@ -116,7 +116,7 @@ def test_an_interval_that_is_due_to_operations_unlike_those_measured_says_so(
     )
 
 
-def test_where_it_was_measured_is_told_and_that_it_was_not_here(tmp_path: Path) -> None:
+def test_the_screen_names_the_measured_processor_and_this_one_if_it_differs(tmp_path: Path) -> None:
     options = _calibration(tmp_path, family_sigma=0.01)
     assert f"made up, 1 thread(s), torch {VERSION}; this machine has {processor()}\n" in _estimated(
         tmp_path, options
@@ -129,7 +129,7 @@ def test_where_it_was_measured_is_told_and_that_it_was_not_here(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("sigma", [100.0, 1e-3])
-def test_an_interval_however_wide_is_of_numbers(tmp_path: Path, sigma: float) -> None:
+def test_a_very_wide_interval_stays_finite(tmp_path: Path, sigma: float) -> None:
     options = _calibration(tmp_path, family_sigma=sigma)
     save(
         load(tmp_path / "cpu.json").model_copy(update={"interval_quantile": 1e3}),
@@ -145,7 +145,7 @@ def test_an_interval_however_wide_is_of_numbers(tmp_path: Path, sigma: float) ->
         (7, "odd.0, odd.1, odd.2, odd.3, odd.4 and 2 more (--json lists all)\n"),
     ],
 )
-def test_operations_that_calibration_has_never_met_are_named(
+def test_operations_that_calibration_never_measured_are_named(
     tmp_path: Path, strange: int, names: str
 ) -> None:
     options = _calibration(tmp_path, family_sigma=0.01)
@@ -155,12 +155,12 @@ def test_operations_that_calibration_has_never_met_are_named(
     assert document["unknown_operations"] == [f"odd.{number}" for number in range(strange)]
 
 
-def test_a_datasheet_has_no_such_line(tmp_path: Path) -> None:
+def test_a_datasheet_estimate_does_not_explain_its_interval(tmp_path: Path) -> None:
     assert "steps differ" not in _estimated(tmp_path, ["--device-type", "nvidia-t4"])
 
 
 @pytest.mark.parametrize(("runs", "lines"), [(0, 1), (3, 0)])
-def test_where_finished_runs_made_the_interval_calibration_does_not_explain_it(
+def test_an_interval_from_finished_runs_is_not_explained_by_calibration(
     runs: int, lines: int, tmp_path: Path
 ) -> None:
     _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.01))
@@ -169,7 +169,7 @@ def test_where_finished_runs_made_the_interval_calibration_does_not_explain_it(
     assert len(model_commands._doubts(load(tmp_path / "cpu.json"), structure, document)) == lines
 
 
-def test_a_calibration_of_a_machine_that_drifted_more_than_is_allowed_is_told(
+def test_a_calibration_with_too_much_drift_gives_a_warning(
     tmp_path: Path,
 ) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.01, drift=4.2))
@@ -185,7 +185,7 @@ def test_a_calibration_of_a_machine_that_drifted_more_than_is_allowed_is_told(
         (["--device-type", "cpu"], 2**20, None),
     ],
 )
-def test_a_step_that_needs_more_memory_than_there_is_does_not_fit(
+def test_a_step_that_exceeds_the_memory_gives_a_warning(
     options: list[str], live_bytes: float, says: str | None, tmp_path: Path
 ) -> None:
     said = _estimated(tmp_path, options, live_bytes)
@@ -193,7 +193,7 @@ def test_a_step_that_needs_more_memory_than_there_is_does_not_fit(
     assert says is None or says in said
 
 
-def test_the_document_holds_what_a_rank_needs_and_what_the_device_has(tmp_path: Path) -> None:
+def test_the_document_has_the_memory_a_rank_needs_and_the_devices_memory(tmp_path: Path) -> None:
     document = json.loads(_estimated(tmp_path, ["--device-type", "nvidia-t4", "--json"], GIB))
     assert document["memory_limit_bytes"] == 16 * GIB
     assert document["device_memory_bytes"] == pytest.approx(

@@ -49,7 +49,7 @@ def test_the_rows_add_up_at_every_depth(depth: int, structure: Structure) -> Non
     assert sum(row.forward_flops or 0 for row in rows) == structure.forward_flops_per_sample * 4
 
 
-def test_a_module_within_stands_below_its_parent_with_its_shape(structure: Structure) -> None:
+def test_a_child_module_is_listed_below_its_parent_with_its_shape(structure: Structure) -> None:
     rows = layer_rows(structure, 3)
     assert [(row.depth, row.name, row.kind, row.output_shape) for row in rows[:5]] == [
         (0, "Sequential", "Sequential", (4, 10)),
@@ -68,7 +68,7 @@ def test_a_structure_of_an_earlier_version_lists_its_layers(structure: Structure
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_no_line_is_wider_than_the_screen_and_totals_stand_below(
+def test_lines_fit_the_screen_and_totals_come_last(
     width: int,
     structure: Structure,
     monkeypatch: pytest.MonkeyPatch,

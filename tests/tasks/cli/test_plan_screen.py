@@ -32,7 +32,7 @@ JOB = {
 }
 
 
-def test_each_devices_row_names_what_its_prediction_is_made_of(tmp_path: Path) -> None:
+def test_each_devices_row_names_the_mode_of_its_prediction(tmp_path: Path) -> None:
     pool, job = tmp_path / "pool.yaml", tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(JOB))
     host = {"name": "far", "address": "10.0.0.1", "devices": [{"type": "nvidia-t4"}]}
@@ -56,7 +56,7 @@ def test_each_devices_row_names_what_its_prediction_is_made_of(tmp_path: Path) -
     assert [device["mode"] for device in json.loads(printed)["devices"]] == ["datasheet"]
 
 
-def test_what_is_noticed_while_a_command_works_is_shown_and_nothing_after_it(
+def test_notices_are_shown_while_a_command_works_and_not_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with console.working("planning"):
@@ -67,7 +67,7 @@ def test_what_is_noticed_while_a_command_works_is_shown_and_nothing_after_it(
     assert "much later" not in shown
 
 
-def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(
+def test_the_plan_fits_80_columns_with_whole_words_and_names_the_holders(
     home: Path, tmp_path: Path
 ) -> None:
     pool, job = tmp_path / "pool.yaml", tmp_path / "job.yaml"
@@ -129,7 +129,7 @@ def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(
         assert re.search(r"\d\d:\d\d:\d\d UTC", text)
 
 
-def test_a_plan_in_micro_batches_says_so_and_shows_its_limits_beside_what_they_are_held_against(
+def test_a_plan_shows_its_micro_batches_and_each_limit_beside_its_value(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     curve = DeviceCurve(
@@ -184,7 +184,9 @@ def test_a_plan_in_micro_batches_says_so_and_shows_its_limits_beside_what_they_a
 
 
 @given(st.lists(st.floats(1e-9, 1e9) | st.none(), min_size=1, max_size=8))
-def test_a_column_has_one_unit_and_as_many_decimals_in_each_row(values: list[float | None]) -> None:
+def test_a_column_has_one_unit_and_the_same_number_of_decimals_in_each_row(
+    values: list[float | None],
+) -> None:
     unit, texts = plan_screen.column(values, ((60.0, "min"), (1.0, "s"), (1e-3, "ms")))
     scale = {"min": 60.0, "s": 1.0, "ms": 1e-3}[unit]
     decimals = {len(text.partition(".")[2]) for text in texts if text != "-"}

@@ -23,7 +23,7 @@ from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.spec.pool import load_pool
 
 
-def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_path: Path) -> None:
+def test_probe_finds_this_machine_and_writes_a_valid_pool_file(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "pool.yaml"
     done = CliRunner().invoke(app, ["pool", "probe", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
@@ -33,11 +33,11 @@ def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_pa
     assert yaml.safe_load(out.read_text())["hosts"][0]["address"] == "localhost"
 
 
-def test_probe_has_help_of_its_own_and_its_options_are_not_the_pools() -> None:
-    told = CliRunner().invoke(app, ["pool", "probe", "--help"], env={"COLUMNS": "200"})
-    assert told.exit_code == 0
-    assert "--host" in told.stdout
-    assert "--out" in told.stdout
+def test_pool_and_probe_have_separate_help_and_options() -> None:
+    shown = CliRunner().invoke(app, ["pool", "probe", "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "--host" in shown.stdout
+    assert "--out" in shown.stdout
     others = CliRunner().invoke(app, ["pool", "--help"], env={"COLUMNS": "200"})
     assert "--host" not in others.stdout
     assert CliRunner().invoke(app, ["pool", "--out", "pool.yaml"]).exit_code == 2
@@ -45,7 +45,7 @@ def test_probe_has_help_of_its_own_and_its_options_are_not_the_pools() -> None:
 
 
 @pytest.mark.parametrize("field", ["identity", "known_hosts"])
-def test_a_key_file_that_is_not_there_is_named(
+def test_a_missing_key_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     monkeypatch.setenv(f"TRAINWRIGHT_SSH_{field.upper()}", str(tmp_path / "none.key"))
@@ -74,9 +74,7 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *total_free_used) {
 """
 
 
-def test_gpus_are_found_by_nvml_here_a_fake_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_found_by_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvml.c").write_text(FAKE_NVML)
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(
@@ -91,7 +89,7 @@ def test_gpus_are_found_by_nvml_here_a_fake_one(
     assert ["Quadro P600 is not a known device type" in one["message"] for one in heard] == [True]
 
 
-def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
+def test_a_silent_host_or_an_invalid_host_name_is_reported() -> None:
     with pytest.raises(
         ServiceUnreachable,
         match=r"host 127\.0\.0\.1: .*; `ssh -o .* 127\.0\.0\.1 python3 -V` must work$",
@@ -103,7 +101,7 @@ def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
         probe(["localhost", "localhost"], doors.settings())
 
 
-def test_the_pool_says_until_when_a_device_is_held_and_who_waits(home: Path) -> None:
+def test_the_pool_shows_when_leases_end_and_which_runs_wait(home: Path) -> None:
     device = load_pool(None).devices()[0].resource
     queue = Queue(doors.ledger())
     queue.take("run-1", Holder("alice"), [device])
@@ -119,7 +117,7 @@ def test_the_pool_says_until_when_a_device_is_held_and_who_waits(home: Path) -> 
     assert "bob" in CliRunner().invoke(app, ["pool"]).stdout
 
 
-def test_the_pool_says_when_a_host_is_there(home: Path, tmp_path: Path) -> None:
+def test_the_pool_shows_when_hosts_are_available(home: Path, tmp_path: Path) -> None:
     soon, later, past = (
         f"{datetime.now(UTC) + timedelta(hours=hours):%H:%M}" for hours in (3, 5, -3)
     )

@@ -86,7 +86,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         server.wait()
 
 
-def test_a_host_with_a_known_key_tells_its_devices(
+def test_a_host_with_a_known_key_reports_its_devices(
     host: Callable[[str | None], str], home: Path
 ) -> None:
     pool = probe([host("its")], doors.settings())
@@ -115,7 +115,7 @@ def test_the_command_writes_a_pool_file_that_the_next_command_reads(
     assert device["cores"] == len(os.sched_getaffinity(0))
 
 
-def test_an_unknown_key_is_one_clear_line(host: Callable[[str | None], str], home: Path) -> None:
+def test_an_unknown_key_gives_one_clear_line(host: Callable[[str | None], str], home: Path) -> None:
     address = host(None)
     with pytest.raises(
         ServiceUnreachable,
@@ -137,7 +137,7 @@ def test_an_unknown_key_is_one_clear_line(host: Callable[[str | None], str], hom
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
 
 
-def test_another_key_than_the_known_one_is_one_clear_line(
+def test_a_key_that_differs_from_the_known_one_gives_one_clear_line(
     host: Callable[[str | None], str], home: Path, tmp_path: Path
 ) -> None:
     address = host(key(tmp_path / "other"))
@@ -148,7 +148,7 @@ def test_another_key_than_the_known_one_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_host_that_does_not_know_the_user_says_so(
+def test_a_host_that_refuses_the_user_is_reported(
     host: Callable[[str | None], str], home: Path, tmp_path: Path
 ) -> None:
     address = host("its")

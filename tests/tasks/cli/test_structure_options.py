@@ -79,9 +79,7 @@ def test_an_option_that_the_file_contradicts_is_bad_input(
         ({"family": "rnn", "dims": {}}, "'aten.mm' has no steps, batch"),
     ],
 )
-def test_an_operation_that_can_not_be_is_bad_input(
-    file: str, change: dict[str, Any], says: str
-) -> None:
+def test_an_impossible_operation_is_bad_input(file: str, change: dict[str, Any], says: str) -> None:
     document = json.loads(Path(file).read_text())
     document["trace"][0] |= change
     Path(file).write_text(json.dumps(document))
@@ -100,7 +98,7 @@ def test_an_operation_that_can_not_be_is_bad_input(
     ],
     ids=["no values", "sizes that do not rise", "a huge size", "less than nothing"],
 )
-def test_what_is_held_must_be_a_curve(file: str, held: dict[str, Any]) -> None:
+def test_held_memory_must_be_a_curve(file: str, held: dict[str, Any]) -> None:
     Path(file).write_text(
         json.dumps(json.loads(Path(file).read_text()) | {"most_held_bytes": held})
     )
@@ -109,7 +107,7 @@ def test_what_is_held_must_be_a_curve(file: str, held: dict[str, Any]) -> None:
     assert "most_held_bytes" in str(done.exception)
 
 
-def test_a_batch_size_that_no_model_is_traced_at_is_bad_input(file: str) -> None:
+def test_an_impossible_batch_size_is_bad_input(file: str) -> None:
     done = CliRunner().invoke(
         app, ["estimate", file, "--batch-size", "1000000000", "--device-type", "nvidia-t4"]
     )
@@ -117,16 +115,16 @@ def test_a_batch_size_that_no_model_is_traced_at_is_bad_input(file: str) -> None
     assert "allowed: 1 to 1000000" in str(done.exception)
 
 
-def test_an_option_that_the_file_agrees_with_is_taken(file: str) -> None:
-    plain, told = (
+def test_an_option_that_agrees_with_the_file_is_accepted(file: str) -> None:
+    plain, with_options = (
         CliRunner().invoke(app, ["estimate", file, *ESTIMATE, *options])
         for options in ([], ["--optimizer", "sgd", "--precision", "fp32"])
     )
-    assert plain.exit_code == told.exit_code == 0, told.output
-    assert json.loads(plain.stdout) == json.loads(told.stdout)
+    assert plain.exit_code == with_options.exit_code == 0, with_options.output
+    assert json.loads(plain.stdout) == json.loads(with_options.stdout)
 
 
-def test_an_estimate_says_by_how_many_runs_it_is_corrected_only_where_a_store_is_given(
+def test_an_estimate_shows_the_number_of_correcting_runs_only_with_a_store(
     file: str, tmp_path: Path
 ) -> None:
     options = ["estimate", file, "--batch-size", "8", "--device-type", "nvidia-t4"]
@@ -139,7 +137,7 @@ def test_an_estimate_says_by_how_many_runs_it_is_corrected_only_where_a_store_is
 
 
 @pytest.mark.parametrize(("family", "said"), [("rnn", True), ("matmul", False)])
-def test_the_table_of_layers_says_where_flops_are_not_counted(
+def test_the_layer_table_marks_layers_whose_flops_are_not_counted(
     file: str, family: str, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     structure = Structure.model_validate_json(Path(file).read_text())

@@ -59,7 +59,7 @@ def shown(view: TrainView, width: int = 80) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_every_rank_has_a_line_with_its_share_of_the_step() -> None:
+def test_every_rank_has_a_line_with_its_parts_of_the_step() -> None:
     view = TrainView()
     view.take({"event": "ranks", "devices": ["lab/gpu-0", "lab/gpu-1", "lab/gpu-2"]})
     view.take(event(10, 100, [0, 2]))
@@ -110,7 +110,9 @@ def test_any_figures_fit_80_columns(
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.floats(0.01, 100))
-def test_the_end_is_foretold_by_the_pace_so_far(done: int, left: int, step_s: float) -> None:
+def test_the_remaining_time_follows_from_the_pace_so_far(
+    done: int, left: int, step_s: float
+) -> None:
     now = [0.0]
     view = TrainView(lambda: now[0])
     view.take(event(5, 5 + done + left, [0]))
@@ -128,7 +130,7 @@ def test_the_end_is_foretold_by_the_pace_so_far(done: int, left: int, step_s: fl
     assert view.left_s() is None
 
 
-def test_lines_for_a_file_come_now_and_then_and_only_while_it_trains() -> None:
+def test_a_file_gets_a_line_at_intervals_and_only_during_training() -> None:
     now = [0.0]
     view = TrainView(lambda: now[0])
     assert view.due_line() is None
@@ -152,7 +154,7 @@ with Watch() as watch:
 """
 
 
-def test_lost_ranks_and_a_failed_step_are_reported_and_what_several_processes_report_once() -> None:
+def test_lost_ranks_and_a_failed_step_are_reported_and_repeated_messages_only_once() -> None:
     lost = {"event": "rank", "rank": 1, "device": "a/cpu1", "state": "was killed by SIGKILL"}
     waits = {"event": "notice", "message": "waits for the store"}
     place = {"event": "queue", "place": 2, "waiting": 2, "held_by": "other"}
@@ -199,7 +201,7 @@ def test_lost_ranks_and_a_failed_step_are_reported_and_what_several_processes_re
         ),
     ],
 )
-def test_a_searched_learning_rate_is_told_with_its_interval_and_a_given_one_has_none(
+def test_a_searched_learning_rate_has_an_interval_and_a_given_one_has_none(
     source: str, interval: list[float], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = {"learning_rate": 0.01, "interval": interval, "source": source}

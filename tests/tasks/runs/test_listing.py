@@ -23,7 +23,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always")
-def test_a_run_that_begins_goes_on_ends_and_is_continued_is_listed_as_what_it_is(
+def test_a_run_is_listed_with_its_current_state(
     tmp_path: Path,
 ) -> None:
     store = tmp_path.as_uri()
@@ -42,7 +42,7 @@ def test_a_run_that_begins_goes_on_ends_and_is_continued_is_listed_as_what_it_is
 
 
 @pytest.mark.usefixtures("always")
-def test_folders_that_are_no_runs_and_a_run_that_is_being_created_are_left_out(
+def test_other_folders_and_a_run_that_is_being_created_are_not_listed(
     tmp_path: Path,
 ) -> None:
     store = tmp_path.as_uri()
@@ -58,7 +58,7 @@ def test_folders_that_are_no_runs_and_a_run_that_is_being_created_are_left_out(
     found.close()
 
 
-def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path) -> None:
+def test_the_callers_settings_determine_which_ledger_is_asked(tmp_path: Path, home: Path) -> None:
     run = begin_run(tmp_path.as_uri(), "small", 1)
     run.note(step="train")
     run.work_folder()  # this machine has worked on it, and its own ledger knows of nobody who does
@@ -74,7 +74,7 @@ def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path)
     found.close()
 
 
-def test_a_run_that_was_stopped_keeps_what_was_predicted(tmp_path: Path) -> None:
+def test_a_stopped_run_still_shows_its_prediction(tmp_path: Path) -> None:
     run = begin_run(tmp_path.as_uri(), "small", 1)
     run.note(state="interrupted", step="train")
     planned = plan(TWO)
@@ -87,7 +87,7 @@ def test_a_run_that_was_stopped_keeps_what_was_predicted(tmp_path: Path) -> None
     assert row.devices == len(planned.devices)
 
 
-def test_runs_of_one_moment_in_several_jobs_are_each_listed_once(tmp_path: Path) -> None:
+def test_runs_created_at_the_same_time_are_each_listed_once(tmp_path: Path) -> None:
     for job in ("a", "b", "c"):
         begin_run(tmp_path.as_uri(), job, 1)
     found, seen, after = Listing(tmp_path.as_uri(), doors.settings()), [], None

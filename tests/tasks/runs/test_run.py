@@ -65,7 +65,7 @@ def test_a_run_that_a_process_of_this_machine_holds_is_refused_with_its_pid(
         open_run(job, doors.settings(), OTHER, store)
 
 
-def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(
+def test_an_unfinished_run_that_nobody_holds_is_continued_and_a_finished_one_is_not(
     job: Job, store: str
 ) -> None:
     first = open_run(job, doors.settings(), ME, store)
@@ -78,7 +78,7 @@ def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(
     assert open_run(job, doors.settings(), ME, store).uri != first.uri
 
 
-def test_a_changed_job_or_source_or_new_starts_afresh(
+def test_a_changed_job_or_source_or_new_starts_a_new_run(
     job: Job, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ def test_a_changed_job_or_source_or_new_starts_afresh(
     )
 
 
-def test_a_field_that_is_left_out_is_another_than_one_that_is_null(job: Job, store: str) -> None:
+def test_a_missing_field_differs_from_a_null_one(job: Job, store: str) -> None:
     assert job.model is not None
     null = job.model_copy(
         update={"model": job.model.model_copy(update={"config": {"dropout": None}})}
@@ -111,7 +111,7 @@ def test_a_field_that_is_left_out_is_another_than_one_that_is_null(job: Job, sto
     assert open_run(null, doors.settings(), ME, store).uri != first.uri
 
 
-def test_why_a_new_run_begins_is_reported_if_a_module_has_changed(
+def test_a_new_run_reports_which_module_has_changed(
     job: Job, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -134,7 +134,7 @@ def test_why_a_new_run_begins_is_reported_if_a_module_has_changed(
     assert open_run(job, doors.settings(), ME, store).uri == first.uri
 
 
-def test_what_is_damaged_in_an_unfinished_run_is_told_with_the_way_out(
+def test_a_damaged_unfinished_run_is_reported_with_the_advice_to_use_new(
     job: Job, store: str
 ) -> None:
     first = open_run(job, doors.settings(), ME, store)
@@ -148,7 +148,7 @@ def test_what_is_damaged_in_an_unfinished_run_is_told_with_the_way_out(
     assert open_run(job, doors.settings(), ME, store).uri == first.uri
 
 
-def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what_is_done(
+def test_a_worker_continues_only_its_own_run_and_only_if_the_artefact_is_missing(
     job: Job, store: str
 ) -> None:
     first = open_run(job, doors.settings(), ME, store)
@@ -168,7 +168,7 @@ def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what
     )
 
 
-def test_the_source_is_kept_whole_and_verified(job: Job, store: str) -> None:
+def test_the_source_is_stored_and_verified(job: Job, store: str) -> None:
     run = open_run(job, doors.settings(), ME, store)
     folder = run.source_folder()
     assert (folder / run.model().entry).read_text().startswith("def build_model")
@@ -185,7 +185,7 @@ def test_a_damaged_artefact_is_named(job: Job, store: str) -> None:
         run.read(Plan)
 
 
-def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
+def test_artefacts_of_a_later_version_are_readable(job: Job, store: str) -> None:
     run = open_run(job, doors.settings(), ME, store)
     later = (
         run.status()
@@ -206,19 +206,19 @@ def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
         "http://h/runs/a/b",
     ],
 )
-def test_what_is_no_runs_uri_is_refused(uri: str) -> None:
+def test_an_invalid_run_uri_is_refused(uri: str) -> None:
     with pytest.raises(BadInput, match="run: got"):
         doors.run_at(uri)
 
 
-def test_a_run_that_was_sealed_but_not_analysed_goes_on(job: Job, store: str) -> None:
+def test_a_sealed_run_without_a_report_is_continued(job: Job, store: str) -> None:
     first = open_run(job, doors.settings(), ME, store)
     first.write(Manifest(run=first.uri, sealed_at="now", files={}))
     freed()
     assert open_run(job, doors.settings(), OTHER, store).uri == first.uri
 
 
-def test_a_job_that_a_later_version_wrote_is_read(job: Job, store: str) -> None:
+def test_a_job_of_a_later_version_is_readable(job: Job, store: str) -> None:
     run = open_run(job, doors.settings(), ME, store)
     document = json.loads(run.objects.get("job.json"))
     document["train"]["of_a_later_version"] = 1

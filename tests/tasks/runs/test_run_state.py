@@ -62,7 +62,7 @@ def shown(run: Run) -> tuple[str, str | None]:
     return row.state, row.step
 
 
-def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(
+def test_a_run_whose_worker_is_killed_is_interrupted_and_can_continue(
     home: Path, tmp_path: Path
 ) -> None:
     run = opened(tmp_path, Holder("worker"))
@@ -80,9 +80,7 @@ def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(
     assert shown(run) == ("running", "train")
 
 
-def test_a_step_took_what_its_work_says_that_killed_processes_took_too(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_steps_duration_includes_the_time_of_killed_processes(home: Path, tmp_path: Path) -> None:
     run = opened(tmp_path, Holder("one"))
     run_step(run, lambda _: {"duration_s": 100.0})
     assert run.status().steps == {"train": 100.0}
@@ -91,7 +89,7 @@ def test_a_step_took_what_its_work_says_that_killed_processes_took_too(
     assert 300.0 <= run.status().steps["train"] < 400.0
 
 
-def test_a_step_fails_with_its_own_error_also_where_that_can_not_be_noted(
+def test_a_step_raises_its_own_error_even_if_the_status_cannot_be_written(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -109,7 +107,7 @@ def test_a_step_fails_with_its_own_error_also_where_that_can_not_be_noted(
 
 
 @pytest.mark.parametrize(("file", "where"), [("/x/full", "/x/full"), (None, "work/alone/.* or /")])
-def test_a_disk_of_this_machine_that_is_full_is_one_line(
+def test_a_full_disk_on_this_machine_gives_one_line(
     home: Path, tmp_path: Path, file: str | None, where: str
 ) -> None:
     run = opened(tmp_path, Holder("one"))
@@ -124,7 +122,7 @@ def test_a_disk_of_this_machine_that_is_full_is_one_line(
     assert run.status().state == "failed"
 
 
-def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_next_step_is_left(home: Path, tmp_path: Path) -> None:
     me = Holder("somebody's DAG")
     run = opened(tmp_path, me)
     doors.do(run, "validate", None)
@@ -133,9 +131,7 @@ def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) 
     assert shown(run) == ("left", None)
 
 
-def test_a_run_that_another_of_its_job_followed_is_not_running_any_more(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_run_stops_running_when_a_new_run_of_its_job_starts(home: Path, tmp_path: Path) -> None:
     first = opened(tmp_path, Holder("one"))
     first.note(step="train")
     assert doors.ledger().renew(first.uri, [first.hold], ttl_s=-1.0)
@@ -145,7 +141,7 @@ def test_a_run_that_another_of_its_job_followed_is_not_running_any_more(
     assert [summary(one)["state"] for one in (first, second)] == ["interrupted", "running"]
 
 
-def test_what_another_machines_ledger_knows_is_shown_as_it_is_noted(
+def test_without_the_runs_ledger_the_recorded_state_is_shown(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = opened(tmp_path, Holder("one"))
@@ -155,7 +151,7 @@ def test_what_another_machines_ledger_knows_is_shown_as_it_is_noted(
     assert shown(run)[0] == "running"
 
 
-def test_a_finished_state_is_not_asked_for(home: Path, tmp_path: Path) -> None:
+def test_a_final_state_needs_no_ledger(home: Path, tmp_path: Path) -> None:
     run = opened(tmp_path, Holder("one"))
     doors.ledger().release(run.uri)
     run.work_folder()

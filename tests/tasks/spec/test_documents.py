@@ -32,7 +32,7 @@ BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
         ("a: \x00", "not valid YAML"),
     ],
 )
-def test_a_document_that_is_no_mapping_is_refused_in_one_line(text: str, says: str) -> None:
+def test_a_document_that_is_not_a_mapping_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_text(text, "job.yaml")
     assert says in str(caught.value)
@@ -40,12 +40,12 @@ def test_a_document_that_is_no_mapping_is_refused_in_one_line(text: str, says: s
     assert "\n" not in str(caught.value)
 
 
-def test_words_of_yaml_1_1_stay_words() -> None:
+def test_values_that_yaml_1_1_would_convert_stay_text() -> None:
     parsed = parse_text("a: no\nb: on\nc: 18:00\nd: 2026-01-01\ne: 012\nf: 1_000\n", "x")
     assert parsed == {"a": "no", "b": "on", "c": "18:00", "d": "2026-01-01", "e": 12, "f": "1_000"}
 
 
-def test_core_types_are_read_and_json_too() -> None:
+def test_yaml_core_types_and_json_are_read() -> None:
     assert parse_text("a: 1\nb: 1.5\nc: 1e-3\nd: true\ne: null\nf: ~\ng:\n", "x") == {
         "a": 1,
         "b": 1.5,
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_read_is_bad_input(tmp_path: Path, make: str) -> N
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read_or_refused_never_more(text: str) -> None:
+def test_any_text_is_parsed_or_refused_as_bad_input(text: str) -> None:
     try:
         parsed = parse_text(text, "x")
     except BadInput:

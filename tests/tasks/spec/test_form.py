@@ -52,7 +52,7 @@ jobs = st.fixed_dictionaries(
 
 
 @given(jobs)
-def test_a_form_filled_in_as_a_job_means_that_job_and_its_values_meet_their_schemas(
+def test_a_form_filled_in_from_a_job_gives_that_job_and_its_values_match_their_schemas(
     values: dict[str, Any],
 ) -> None:
     job = validated(Job, values, "job")
@@ -78,7 +78,7 @@ def test_every_field_of_the_job_is_in_the_form_with_its_help_and_section() -> No
 
 
 @pytest.mark.parametrize(("given", "means"), [("auto", "auto"), ("96", 96), (" 96 ", 96), (96, 96)])
-def test_a_number_or_a_word_may_be_written_as_text(given: object, means: object) -> None:
+def test_a_field_for_a_number_or_auto_accepts_text(given: object, means: object) -> None:
     values = {"name": "a", "data.uri": "builtin:digits", "train.global_batch_size": given}
     assert Form().job(values)["train"]["global_batch_size"] == means
 
@@ -104,12 +104,12 @@ def test_a_number_or_a_word_may_be_written_as_text(given: object, means: object)
         ),
     ],
 )
-def test_what_is_wrong_in_a_form_is_told_by_its_field(values: dict[str, Any], says: str) -> None:
+def test_an_error_in_a_form_names_its_field(values: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         Form().job({"data.uri": "builtin:digits", **values})
 
 
-def test_a_job_file_stays_possible_but_not_both() -> None:
+def test_a_form_accepts_a_job_file_but_not_both() -> None:
     form = Form(load_job(DIGITS))
     untouched = {one.name: one.default for one in form.fields}
     assert form.job_text({**untouched, "job": "/jobs/x.yaml"}) == "/jobs/x.yaml"

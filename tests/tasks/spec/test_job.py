@@ -63,7 +63,7 @@ def test_every_field_of_the_contract_is_read_and_paths_are_relative_to_the_file(
     assert job.data.uri == "builtin:digits"
 
 
-def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
+def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(EXAMPLE)
     job = load_job(tmp_path / "job.yaml")
     stored = RunJob.model_validate(job.model_dump(mode="json"))
@@ -166,7 +166,7 @@ def test_a_wrong_field_gives_one_line_with_field_given_and_allowed(
     assert "\n" not in str(caught.value)
 
 
-def test_the_other_fields_that_are_wrong_are_named(tmp_path: Path) -> None:
+def test_other_wrong_fields_are_named_too(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"\(also wrong: nmae\)"):
         load_job(write(tmp_path, nmae="x", train={"epochs": 0}))
 
@@ -206,9 +206,7 @@ def test_every_field_has_help_for_the_form() -> None:
         [1, float("inf")],
     ],
 )
-def test_whatever_is_wrong_with_batch_bounds_the_message_says_all_that_is_allowed(
-    tmp_path: Path, bounds: object
-) -> None:
+def test_an_error_in_batch_bounds_states_the_whole_rule(tmp_path: Path, bounds: object) -> None:
     with pytest.raises(
         BadInput,
         match=r"train\.batch_bounds: got .*; allowed: \[least, greatest\] with 1 <= .*, both whole",
@@ -216,14 +214,14 @@ def test_whatever_is_wrong_with_batch_bounds_the_message_says_all_that_is_allowe
         load_job(write(tmp_path, train={"batch_bounds": bounds}))
 
 
-def test_batch_bounds_may_be_whole_numbers_in_any_writing() -> None:
+def test_batch_bounds_may_be_whole_numbers_written_as_floats() -> None:
     job = Job.model_validate(
         {"name": "j", "data": {"uri": "builtin:digits"}, "train": {"batch_bounds": (16.0, 64)}}
     )
     assert job.train.batch_bounds == (16, 64)
 
 
-def test_fields_are_set_from_outside_by_their_dotted_names(
+def test_set_changes_fields_by_their_dotted_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -253,7 +251,7 @@ def test_fields_are_set_from_outside_by_their_dotted_names(
         ("train.seed=[", "--set train.seed: not valid YAML or JSON"),
     ],
 )
-def test_an_assignment_that_is_none_is_one_line(tmp_path: Path, change: str, says: str) -> None:
+def test_an_invalid_assignment_gives_one_line(tmp_path: Path, change: str, says: str) -> None:
     with pytest.raises(BadInput) as raised:
         load_job(write(tmp_path), changes=[change])
     assert says in str(raised.value)

@@ -48,7 +48,7 @@ def test_the_contracts_example_is_read(tmp_path: Path) -> None:
     assert pool.prices == {"nvidia-a100-80gb": 2.1, "energy": 0.25}
 
 
-def test_a_host_may_have_a_bandwidth_or_latency_of_its_own(tmp_path: Path) -> None:
+def test_a_host_may_have_its_own_bandwidth_or_latency(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(EXAMPLE.replace("count: 8}]", "count: 8}], network: {bandwidth: 1Gbit}"))
     pool = load_pool(path)
@@ -60,7 +60,7 @@ def test_a_host_may_have_a_bandwidth_or_latency_of_its_own(tmp_path: Path) -> No
     assert Pool.model_validate(pool.model_dump(mode="json")) == pool
 
 
-def test_a_gpu_is_the_same_device_whatever_pools_call_its_host(tmp_path: Path) -> None:
+def test_a_gpu_is_the_same_device_under_any_host_name(tmp_path: Path) -> None:
     def resources(host: str, address: str) -> list[str]:
         devices = "{type: nvidia-l4, count: 2}, {type: cpu}"
         path = tmp_path / f"{host}.yaml"
@@ -206,7 +206,7 @@ def test_a_wrong_pool_gives_one_line(tmp_path: Path, text: str, says: str) -> No
     assert len(str(caught.value)) < 700 + len(str(path))
 
 
-def test_a_pool_file_that_is_not_there_is_told_as_one(tmp_path: Path) -> None:
+def test_a_missing_pool_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^pool: .*none\.yaml: no such file$"):
         load_pool(tmp_path / "none.yaml")
 
@@ -221,7 +221,7 @@ def test_a_pool_file_that_is_not_there_is_told_as_one(tmp_path: Path) -> None:
     ),
     st.sampled_from(["name", "network", "hosts", "prices", "power", "other"]),
 )
-def test_whatever_a_field_holds_it_is_read_or_told_in_one_line(value: object, field: str) -> None:
+def test_any_value_of_a_field_is_read_or_refused_in_one_line(value: object, field: str) -> None:
     fields = {"name": "p", "hosts": [{"name": "a", "devices": [{"type": "cpu"}]}], field: value}
     said = ""
     try:

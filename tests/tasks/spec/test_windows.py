@@ -23,7 +23,7 @@ from trainwright.tasks.spec.windows import next_change, seconds_left
         ("00:00-00:00", "12:00", math.inf),
     ],
 )
-def test_a_daily_window_says_for_how_long_a_host_is_there(
+def test_a_daily_window_gives_the_time_left_until_it_ends(
     window: str, clock: str, left: float
 ) -> None:
     now = datetime.fromisoformat(f"2026-01-05T{clock}:00+00:00")
@@ -37,7 +37,7 @@ def test_a_daily_window_says_for_how_long_a_host_is_there(
     st.times().map(lambda time: f"{time:%H:%M}"),
     st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1), timezones=st.just(UTC)),
 )
-def test_a_window_stays_as_it_is_until_its_next_change(
+def test_a_window_does_not_change_before_its_next_change(
     begin: str, end: str, when: datetime
 ) -> None:
     window, now = f"{begin}-{end}", when.replace(microsecond=0)

@@ -36,13 +36,13 @@ def keys(store: ObjectStore, prefix: str = "") -> list[str]:
     return [item.key for item in store.list(prefix)]
 
 
-def test_what_was_put_is_got_whole_and_a_second_put_replaces_it(store: ObjectStore) -> None:
+def test_get_returns_what_put_stored_and_a_second_put_replaces_it(store: ObjectStore) -> None:
     for data in (b"", b"one", bytes(range(256)) * 40_000):
         store.put("a/b.bin", data)
         assert store.get("a/b.bin") == data
 
 
-def test_what_a_store_lies_in_is_missing_until_the_first_write(
+def test_a_new_stores_folder_or_bucket_is_missing_until_the_first_write(
     tmp_path: Path, s3: S3Access
 ) -> None:
     bucket = f"b-{sha256(str(tmp_path).encode())[:16]}"
@@ -59,14 +59,14 @@ def test_what_a_store_lies_in_is_missing_until_the_first_write(
         assert store.missing() is None
 
 
-def test_files_go_there_and_back(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_file_survives_upload_and_download(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "here").write_bytes(b"content" * 1_000_000)
     store.put_file("a/file", tmp_path / "here")
     store.get_file("a/file", tmp_path / "deep" / "there")
     assert (tmp_path / "deep" / "there").read_bytes() == b"content" * 1_000_000
 
 
-def test_a_missing_key_is_file_not_found(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_missing_key_raises_file_not_found(store: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         store.get("nothing")
     with pytest.raises(FileNotFoundError):
@@ -76,7 +76,7 @@ def test_a_missing_key_is_file_not_found(store: ObjectStore, tmp_path: Path) -> 
         store.get("some/other")
 
 
-def test_deleting_takes_one_away_and_deleting_nothing_is_no_error(store: ObjectStore) -> None:
+def test_delete_removes_an_object_and_ignores_a_missing_one(store: ObjectStore) -> None:
     for name in "abcd":
         store.put(name, b"1")
     store.delete("a")
@@ -105,22 +105,22 @@ def test_folders_are_the_names_directly_below(store: ObjectStore) -> None:
     assert list(store.folders("none/")) == []
 
 
-def test_a_version_is_swapped_for_another_only_where_it_still_lies(store: ObjectStore) -> None:
-    def lies() -> str:
+def test_swap_writes_only_over_the_expected_version(store: ObjectStore) -> None:
+    def current() -> str:
         return store.get_versioned("swapped")[1]
 
-    assert not store.swap("swapped", b"x", "0123456789abcdef0123456789abcdef")  # nothing lies there
+    assert not store.swap("swapped", b"x", "0123456789abcdef0123456789abcdef")  # it does not exist
     first = store.swap("swapped", b"first", None)
-    assert first == lies()
+    assert first == current()
     assert not store.swap("swapped", b"x", None)
-    assert store.swap("swapped", b"second", first) == lies()
+    assert store.swap("swapped", b"second", first) == current()
     assert not store.swap("swapped", b"x", first)
     store.put("swapped", b"third")
-    assert lies() != first
+    assert current() != first
     assert store.get("swapped") == b"third"
 
 
-def test_of_many_who_swap_a_version_at_once_one_wins(store: ObjectStore) -> None:
+def test_one_of_many_concurrent_swaps_succeeds(store: ObjectStore) -> None:
     store.put("raced", b"before")
     _, version = store.get_versioned("raced")
     with ThreadPoolExecutor(8) as pool:
@@ -132,7 +132,7 @@ def test_of_many_who_swap_a_version_at_once_one_wins(store: ObjectStore) -> None
     assert store.get("raced") == f"writer {winners[0]}".encode()
 
 
-def test_of_many_who_create_a_key_at_once_one_wins_and_its_content_stays(
+def test_one_of_many_concurrent_creates_succeeds_and_its_content_stays(
     store: ObjectStore,
 ) -> None:
     store.put("first", b"")
@@ -149,7 +149,7 @@ def test_of_many_who_create_a_key_at_once_one_wins_and_its_content_stays(
     "key",
     ["", "/a", "a/", "a//b", "../a", "a/../b", "a/..", ".", "a/./b", "a b", "a\n", "a\\b", "é"],
 )
-def test_keys_that_are_no_plain_relative_paths_are_bad_input(store: ObjectStore, key: str) -> None:
+def test_keys_other_than_plain_relative_paths_are_bad_input(store: ObjectStore, key: str) -> None:
     for call in (
         store.get,
         store.delete,
@@ -171,7 +171,7 @@ def test_an_accepted_key_stays_below_the_root(key: str) -> None:
     assert key == key.strip()
 
 
-def test_a_verified_read_refuses_what_changed_or_went(store: ObjectStore) -> None:
+def test_a_verified_read_refuses_a_changed_or_missing_object(store: ObjectStore) -> None:
     store.put("model", b"weights")
     assert get_verified(store, "model", sha256(b"weights")) == b"weights"
     with pytest.raises(CorruptArtefact, match=r"model: changed since it was written"):
@@ -180,7 +180,7 @@ def test_a_verified_read_refuses_what_changed_or_went(store: ObjectStore) -> Non
         get_verified(store, "gone", sha256(b""))
 
 
-def test_a_folder_shows_no_half_written_file(tmp_path: Path) -> None:
+def test_a_folder_hides_partly_written_files(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri(), doors.settings())
     store.put("a/b", b"whole")
     (tmp_path / "a" / ".part-123").write_bytes(b"ha")
@@ -200,17 +200,17 @@ def test_the_sdks_public_put_object_overwrites_in_spite_of_if_none_match(s3: S3A
     assert store.get("key") == b"2nd"
 
 
-class Told(BaseHTTPRequestHandler):
-    """Takes whatever it is sent, and notes what the client says of it."""
+class RecordingServer(BaseHTTPRequestHandler):
+    """Accepts every request, and records digest and body of each PUT."""
 
-    said: ClassVar[list[tuple[str, bytes]]] = []
+    received: ClassVar[list[tuple[str, bytes]]] = []
 
     def do_HEAD(self) -> None:
         self.send_response(200)
         self.end_headers()
 
     def do_PUT(self) -> None:
-        self.said.append(
+        self.received.append(
             (
                 self.headers["x-amz-content-sha256"],
                 self.rfile.read(int(self.headers["Content-Length"])),
@@ -235,9 +235,9 @@ class Told(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def told() -> Iterator[S3Store]:
-    """A store whose server is `Told`."""
-    with HTTPServer(("127.0.0.1", 0), Told) as server:
+def recording_store() -> Iterator[S3Store]:
+    """A store whose server is `RecordingServer`."""
+    with HTTPServer(("127.0.0.1", 0), RecordingServer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -249,25 +249,31 @@ def told() -> Iterator[S3Store]:
             thread.join()
 
 
-def test_an_s3_server_is_told_the_digest_that_the_caller_knows_and_else_the_right_one(
-    told: S3Store,
+def test_an_s3_request_has_the_callers_digest_or_a_computed_one(
+    recording_store: S3Store,
 ) -> None:
-    Told.said.clear()
-    assert told.swap("a", memoryview(b"data"), None, "5" * 64) == '"mark"'
-    assert told.create("a", b"", "6" * 64)
-    assert told.create("a", b"data")
-    assert told.swap("a", b"data", '"mark"') == '"mark"'
+    RecordingServer.received.clear()
+    assert recording_store.swap("a", memoryview(b"data"), None, "5" * 64) == '"mark"'
+    assert recording_store.create("a", b"", "6" * 64)
+    assert recording_store.create("a", b"data")
+    assert recording_store.swap("a", b"data", '"mark"') == '"mark"'
     right = sha256(b"data")
-    assert Told.said == [("5" * 64, b"data"), ("6" * 64, b""), (right, b"data"), (right, b"data")]
+    assert RecordingServer.received == [
+        ("5" * 64, b"data"),
+        ("6" * 64, b""),
+        (right, b"data"),
+        (right, b"data"),
+    ]
 
 
-def test_what_an_s3_server_does_not_delete_of_many_is_said(told: S3Store) -> None:
+def test_an_object_that_an_s3_server_refuses_to_delete_is_named(recording_store: S3Store) -> None:
     assert_unreachable(
-        lambda: told.delete("a", "b"), "bucket/b can't be deleted: AccessDenied: kept for good"
+        lambda: recording_store.delete("a", "b"),
+        "bucket/b can't be deleted: AccessDenied: kept for good",
     )
 
 
-def test_a_digest_that_the_caller_knows_is_taken_by_the_embedded_server(s3: S3Access) -> None:
+def test_the_embedded_server_accepts_the_callers_digest(s3: S3Access) -> None:
     store = open_store("s3://objects/known", doors.settings())
     for key, data in (("empty", b""), ("large", b"data" * 1_000_000)):
         assert store.create(key, data, sha256(data))
@@ -294,7 +300,7 @@ def assert_unreachable(call: Callable[[], object], says: str) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_wrong_credentials_are_said_in_one_line_without_the_secret(
+def test_wrong_credentials_give_one_line_without_the_secret(
     s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_store("s3://objects", doors.settings()).put("key", b"1")
@@ -305,7 +311,7 @@ def test_wrong_credentials_are_said_in_one_line_without_the_secret(
             assert_unreachable(call, "refused the credentials")
 
 
-def test_a_server_that_is_down_is_said_in_one_line_with_how_to_start_it(
+def test_a_stopped_server_gives_one_line_that_says_how_to_start_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_S3_ENDPOINT", "http://127.0.0.1:9")
@@ -331,7 +337,7 @@ def test_a_server_that_dies_between_two_calls_is_unreachable_and_serves_again_wh
     assert open_store("s3://objects", doors.settings()).get("key") == b"kept"
 
 
-def test_no_server_set_up_is_unreachable_and_says_how_to_set_one_up(home: Path) -> None:
+def test_without_a_server_the_error_says_how_to_set_one_up(home: Path) -> None:
     assert_unreachable(
         lambda: open_store("s3://objects", doors.settings()),
         "none is set up on this machine; start .* `trainwright up`",
@@ -349,12 +355,12 @@ def test_the_embedded_servers_keys_are_not_shown_to_another_server(
 @pytest.mark.parametrize(
     "uri", ["", "objects", "http://x/y", "s3://", "s3://UPPER/x", "s3://b/../x", "file://host/x"]
 )
-def test_what_is_no_stores_uri_is_bad_input(home: Path, uri: str) -> None:
+def test_an_invalid_store_uri_is_bad_input(home: Path, uri: str) -> None:
     with pytest.raises(BadInput, match="got"):
         open_store(uri, doors.settings())
 
 
-def test_a_file_is_no_store(tmp_path: Path) -> None:
+def test_a_file_as_a_store_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for uri in ((tmp_path / "file").as_uri(), (tmp_path / "file" / "below").as_uri()):
         with pytest.raises(BadInput, match=r"file is a file; allowed: a folder"):
