@@ -1,4 +1,4 @@
-"""The map of the house shows every room, and every file that the documentation names exists."""
+"""The map shows every room, and every file that the documentation names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation's links, commands, settings and examples are those of the code."""
+"""The documentation's links, commands, settings and examples match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves over the batch size: through their knots, straight between."""
+"""Curves over the batch size: through their knots, linear between them."""
 
 from __future__ import annotations
 

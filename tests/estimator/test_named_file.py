@@ -14,7 +14,7 @@ from trainwright.estimator.named_file import require_space, write_named
 
 @pytest.fixture
 def little_space() -> Iterator[None]:
-    """No file may get larger than 1,000 bytes: the kernel refuses it, as where a disk is full."""
+    """The kernel refuses files of more than 1,000 bytes, as if the disk was full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     yield

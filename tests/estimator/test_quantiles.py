@@ -30,7 +30,7 @@ def test_a_quantile_of_no_values_is_refused() -> None:
 def test_the_conformal_bound_holds_for_the_stated_share_of_exchangeable_scores(
     scores: list[float], share: float
 ) -> None:
-    """Each score may be the further one: the share inside the bound is the probability."""
+    """Each score is the new one in turn: the share inside the bound is the probability."""
     others = [scores[:place] + scores[place + 1 :] for place in range(len(scores))]
     inside = sum(
         one <= conformal_quantile(seen, share) for one, seen in zip(scores, others, strict=True)

@@ -1,4 +1,4 @@
-"""Each baseline finds the law that made its steps, and computes its published formula."""
+"""Each baseline recovers the law that made its steps, or computes its published formula."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MEASURED = ("matmul", "conv", "elementwise", "view")
 
 
 def _op(draw: random.Random, device_type: str, family: str, slower: float) -> OpSample:
-    """An operation that takes the datasheet's time, so many times as long."""
+    """An operation that takes `slower` times the datasheet's time."""
     sheet = reached(DEVICE_TYPES[device_type], family)
     size = 10 ** draw.uniform(-5, -2)  # seconds of work at the device's rates
     flops = size * sheet.flops_per_s if family in ("matmul", "conv") else 0.0

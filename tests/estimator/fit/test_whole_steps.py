@@ -1,4 +1,4 @@
-"""What whole steps teach. Their operations cost other times than when they are timed alone."""
+"""Learning from whole steps. Their operations cost other times than when they are timed alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainwright.estimator.predict.step_work import FamilyWork, by_family
 
 PRIOR = DevicePrior("cpu")
 TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
-SLOWER = 1.3  # within a step, of one kind of operation
+SLOWER = 1.3  # of one kind of operation, within a step
 
 
 def _op(kind: str, flops: float, count: int) -> OpSample:
@@ -56,7 +56,7 @@ def _took(ops: list[OpSample]) -> float:
 
 
 def _taught(steps: list[list[OpSample]], disturbed: int = 0) -> dict[str, FamilyCost]:
-    """Costs from single operations, then from whole steps; `disturbed` ones took thrice as long."""
+    """Costs from single operations, then from whole steps; `disturbed` ones took three times as long."""
     costs = fit_families([op for step in steps for op in step], PRIOR)
     learning = WholeSteps(costs)
     rows, off = [], []

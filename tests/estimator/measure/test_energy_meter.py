@@ -1,4 +1,4 @@
-"""Reading of meters. The sysfs tree and NVML are stand-ins, made of files and of a module."""
+"""Reading meters. A folder of files replaces sysfs, and a module replaces NVML."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_a_counter_that_disappears_is_an_error(tmp_path: Path) -> None:
 
 
 class NVMLError(Exception):
-    """As the stand-in for NVML raises it."""
+    """The error that the stand-in for NVML raises."""
 
 
 def fake_nvml(monkeypatch: pytest.MonkeyPatch, energy_mj: dict[int, int | None]) -> None:
-    """A stand-in for pynvml with these devices; None counts no energy."""
+    """A stand-in for pynvml with these devices; None: the device counts no energy."""
     module = ModuleType("pynvml")
 
     def handle(uuid: str) -> int:
@@ -144,7 +144,7 @@ def test_devices_without_an_energy_counter_have_no_meter(device_type: str) -> No
 
 
 class Socket:
-    """A stand-in for a meter and its clock: it draws 20 W, and 35 W more while it works."""
+    """A stand-in for a meter and its clock: it draws 20 W idle, and 55 W at work."""
 
     source = "rapl"
 

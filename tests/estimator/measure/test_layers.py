@@ -17,7 +17,7 @@ from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 
 class Attention(nn.Module):
-    """Has arithmetic and a parameter of its own, besides those of its children."""
+    """Has its own arithmetic and parameter, besides those of its children."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Tied(nn.Module):
 
 
 class Functional(nn.Module):
-    """No modules: parameters and products of its own."""
+    """No child modules: only its own parameters and products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_the_layers_counts_add_up_to_torchs(name: str) -> None:
 
 
 class Careful(nn.Module):
-    """Tries a way that fails deep in a child, then another, and then computes itself."""
+    """Calls a child that raises deep inside, then another child, then computes by itself."""
 
     def __init__(self) -> None:
         super().__init__()

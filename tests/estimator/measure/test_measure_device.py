@@ -28,7 +28,7 @@ MOST_SAMPLES = 512
 
 @dataclass(frozen=True)
 class StandIn(TorchDevice):
-    """Takes the paths of a GPU with the CPU's tensors, and records what was called."""
+    """Follows a GPU's code paths with the CPU's tensors, and records the calls."""
 
     asked: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Measuring a network: what is timed is what a trace of its step holds."""
+"""Measuring a network: the timed operations are those of its traced step."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ KINDS = ("aten.mm", "aten.bmm", "aten.addmm")
 
 
 def _seconds(kind: str, flops: float, width: float) -> float:
-    """What an operation takes on the reference: no roofline."""
+    """An operation's time on the reference, which follows no roofline."""
     return 2e-6 + flops / 1e11 * (1 + KINDS.index(kind)) * (1 + 8 / width)
 
 
 def _other(kind: str, flops: float, width: float) -> float:
-    """On a machine that is good at what the reference is bad at."""
+    """An operation's time on a machine that is fast where the reference is slow."""
     return 2e-6 + flops / 1e11 * (3 - KINDS.index(kind)) * (1 + width / 8)
 
 
@@ -95,7 +95,7 @@ def _fit(samples: list[StepSample], *known: Calibration, processor: str = "here"
 
 
 def _error(found: Calibration, takes: Callable[[str, float, float], float]) -> float:
-    """The mean of operations that were not seen."""
+    """The mean error on unseen operations."""
     ops = _ops(random.Random(99), 200, takes)
     cost = found.families["matmul"]
     predicted = _predicted(cost, ops)

@@ -1,4 +1,4 @@
-"""The file of samples: wherever it is cut, its complete lines stay, and more can be added."""
+"""The file of samples: if it is truncated, complete lines stay, and more can be added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a process keeps once it has freed it, and what it costs anew."""
+"""Freed memory that a process keeps, and the cost of fetching it again."""
 
 from __future__ import annotations
 

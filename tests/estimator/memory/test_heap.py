@@ -44,7 +44,7 @@ def test_chunks_never_overlap_and_live_bytes_are_resident(
             start + length <= after for (start, length), (after, _) in itertools.pairwise(placed)
         )
         large = sum(size for chunk, size in alive if size > _MIB)
-        assert heap.high_bytes >= large - _MIB  # up to that much fits into what was free
+        assert heap.high_bytes >= large - _MIB  # up to this much fits into earlier holes
 
 
 def test_a_freed_blocks_room_is_reused_once_its_ends_leave_the_tcache() -> None:
@@ -149,5 +149,5 @@ def test_the_model_takes_about_as_much_memory_as_malloc(seed: int) -> None:
     done = subprocess.run(
         command, input=json.dumps(plan), capture_output=True, text=True, check=True, env={}
     )
-    real = int(done.stdout)  # by no environment's thresholds
+    real = int(done.stdout)  # without thresholds from the environment
     assert heap.high_bytes == pytest.approx(real, rel=0.2)

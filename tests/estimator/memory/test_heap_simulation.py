@@ -1,4 +1,4 @@
-"""A step played on the heap's model: lifetimes, and what is made and ended when."""
+"""A step simulated on the model of the heap: lifetimes, and the order of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLANS = st.lists(st.tuples(st.integers(1, 64 * _MIB), st.integers(0, 30)), max_
 
 
 def _codes(plan: list[tuple[int, int]], begin: int = 0) -> tuple[int, ...]:
-    """Blocks of different sizes; each is freed once so many more were made, or at the end."""
+    """Blocks of different sizes; each is freed after a number of later ones, or at the end."""
     codes: list[int] = []
     ends: dict[int, list[int]] = {}
     for number, (_, lasts) in enumerate(plan):
@@ -95,7 +95,7 @@ def test_objects_that_the_first_step_leaves_are_resident(size: int) -> None:
 def test_storages_from_before_the_first_step_are_freed_once(start: tuple[int, ...]) -> None:
     lifetimes = Lifetimes(
         sizes=_fixed([_MIB]), start=start, step=(-1,)
-    )  # as a cache that the second pass empties
+    )  # like a cache that the second pass empties
     (most,) = high_water_bytes(lifetimes, 1, [], [0])
     assert len(start) * _MIB <= most < (len(start) + 1) * _MIB
 
@@ -146,7 +146,7 @@ def test_small_blocks_count_with_their_size(plan: list[tuple[int, int]]) -> None
 
 @pytest.mark.parametrize("live", [1, 3 * MOST_BLOCKS])
 def test_more_equal_blocks_than_are_simulated_all_count(live: int) -> None:
-    """As a loop over time makes them; each is freed at once, or all at the end."""
+    """Like those of a loop over time steps; each is freed at once, or all at the end."""
     count = 3 * MOST_BLOCKS
     each = [code for number in range(count) for code in (0, -1 - number)]
     lifetimes = Lifetimes(

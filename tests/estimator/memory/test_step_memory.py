@@ -160,7 +160,7 @@ def test_a_stored_curve_without_a_safe_curve_is_read_with_its_factor() -> None:
 
 
 def _played() -> Structure:
-    """Activations of 1 MiB a sample that live until the backward pass, and 8 MiB of parameters."""
+    """Activations of 1 MiB per sample that live until the backward pass; 8 MiB of parameters."""
     lifetimes = Lifetimes(
         sizes=(Affine(fixed=2**23, per_sample=0.0), Affine(fixed=0.0, per_sample=2**20)),
         start=(0, 1, 1, 1, -4, -3, -2),

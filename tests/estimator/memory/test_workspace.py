@@ -1,4 +1,4 @@
-"""What operations need while they run, against what torch's allocator does."""
+"""The predicted workspace of operations, compared with torch's allocator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _allocated(run: Callable[[], Any]) -> int:
-    """Most bytes that torch's allocator gave out during a call beyond what there was before."""
+    """The most bytes that torch's allocator held during a call, beyond those before it."""
     from torch._C._profiler import _EventType
 
     run()
@@ -136,7 +136,7 @@ def _channels_last(*shape: int) -> torch.Tensor:
             2,
             False,
             1,
-        ),  # the images' gradient is laid out anew
+        ),  # the images' gradient gets another layout
         (
             torch.rand(8, 48, 32, 32),
             True,
@@ -144,7 +144,7 @@ def _channels_last(*shape: int) -> torch.Tensor:
             1,
             False,
             1,
-        ),  # so is a gradient that lies channels last
+        ),  # so does a gradient with channels last
         (_channels_last(8, 48, 32, 32), False, (48, 48, 3, 3), 1, False, 1),
         (_channels_last(8, 48, 32, 32), True, (48, 1, 3, 3), 1, False, 48),
         (torch.rand(8, 48, 16, 16), True, (48, 1, 7, 7), 1, False, 48),

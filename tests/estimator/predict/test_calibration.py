@@ -237,7 +237,7 @@ def test_the_interval_is_of_wall_clock_time_under_the_load_seen_in_calibration(
     assert calibration.about(_structure(3, 3e6), 32).high_factor < 1.2
     assert found.high_factor == pytest.approx(
         1.25, rel=0.1
-    )  # as often at 1 as at 1.5 times, told at 1.25
+    )  # half of the steps at 1, half at 1.5 times; normalised to 1.25
 
 
 def test_unmeasured_operations_lower_the_coverage_and_are_named(
@@ -371,7 +371,7 @@ def test_a_calibration_of_another_torch_predicts_the_same_with_a_wider_interval_
     assert estimate_step(narrow, 32)["notes"] == []
     assert estimate_step(wide, 32)["notes"] == [other.torch_note()]
     assert wide.basis is not None
-    assert wide.basis.torch == "2.1.0"  # finished runs here correct what is predicted for here
+    assert wide.basis.torch == "2.1.0"  # finished runs with this torch correct its predictions
 
 
 def test_a_structure_of_another_torch_widens_the_interval_once(calibration: Calibration) -> None:

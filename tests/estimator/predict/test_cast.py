@@ -1,4 +1,4 @@
-"""What a precision makes of a model's numbers."""
+"""The types of a model's tensors in each precision."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def taken(link: Link, ranks: int, rounds: int = 1) -> list[tuple[float, int, flo
 
 
 def apart(one: Link, other: Link) -> float:
-    """The largest factor between what the two say of a size, less one."""
+    """The largest factor between the two predictions for a size, minus one."""
     pairs = [(all_reduce(one, size, 2).median, all_reduce(other, size, 2).median) for size in SIZES]
     return max(max(a / b, b / a) for a, b in pairs) - 1
 

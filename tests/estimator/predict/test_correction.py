@@ -64,7 +64,7 @@ def _run(
     memory: float = 1.0,
     **changes: Any,
 ) -> FinishedRun:
-    """A run whose steps took `factor` times what the calibration says."""
+    """A run whose steps took `factor` times the calibration's prediction."""
     curve = _curve(model)
     seconds = factor * curve.step_time(batch_size).median
     found = {
@@ -106,7 +106,7 @@ def test_a_run_on_another_device_processor_or_torch_changes_nothing(run: Finishe
 
 
 def test_the_training_loops_time_is_not_learned_twice() -> None:
-    """A run predicted without the loop that took the curve's time with it was predicted right."""
+    """A run was predicted without the loop, and took the curve's time with it: no error."""
     added = Affine(fixed=0.004, per_sample=0.0)
     times = tuple(0.014 + 0.001 * size for size in SIZES)
     curve = _curve(time_knots=Knots(sizes=SIZES, values=times), loop_s=added)

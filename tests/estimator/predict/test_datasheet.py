@@ -1,4 +1,4 @@
-"""What the datasheets say, and who says it."""
+"""The datasheets' figures and their sources."""
 
 from __future__ import annotations
 

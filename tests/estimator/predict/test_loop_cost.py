@@ -1,4 +1,4 @@
-"""What training adds to a model's step: fitted, and put into a curve."""
+"""The training loop's time on top of a model's step: fitted, and added to a curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much slower something is on a machine that is slower, by what it does."""
+"""How much slower work is on a slower machine, by kind of work."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ROWS, WIDTH, PICKED = 500, 16, 6
 
 
 class _Looked(nn.Module):
-    """With `tied`, the table's own rows are what its features are compared with."""
+    """With `tied`, the output also has the product of the features with the table's rows."""
 
     def __init__(self, bag: bool, tied: bool) -> None:
         super().__init__()
@@ -109,6 +109,6 @@ def test_samples_have_the_same_sizes_as_the_structure_at_any_batch_size() -> Non
         assert work.kinds == right[family].kinds
         assert (
             work.dims.keys() - {"zeros"} == right[family].dims.keys()
-        )  # which calibrations of version 7 know
+        )  # used by calibrations of version 7
         for name, values in right[family].dims.items():
             assert work.dims[name].tolist() == pytest.approx(values.tolist())

@@ -1,4 +1,4 @@
-"""The trace of a training step: its counts are torch's own, and lines over the batch size."""
+"""The trace of a training step: counts equal torch's, and are linear in the batch size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Encoder(nn.Module):
 
 
 class _Branching(nn.Module):
-    """Looks at the values of its activations, which fake tensors do not have."""
+    """Reads the values of its activations, which fake tensors do not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_activations_and_peak_memory_grow_with_the_batch() -> None:
     structure = _traced(_convolutional)
     kept = 4 * (
         16 * 64 * 2 + 24 * 64
-    )  # what the two convolutions and the normalisation give, at least
+    )  # at least the results of the two convolutions and the normalisation
     assert structure.activation_bytes_per_sample >= kept
     assert structure.peak_memory_bytes.per_sample >= structure.activation_bytes_per_sample * 0.9
 
@@ -173,7 +173,7 @@ def test_a_model_that_reads_its_data_is_traced_by_real_steps_and_the_structure_s
 
 
 class _Sized(nn.Module):
-    """Does one thing more from 32 samples on, and holds far more than its activations take."""
+    """Has one more operation from 32 samples on, and parameters far larger than activations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ class Recommender(nn.Module):
 
 
 class Pair(nn.Module):
-    """Takes a tuple as one argument, gives a dict."""
+    """Takes a tuple as its one argument, returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Custom(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Looks at a table and at truncated normal values while it is built, as ViTs do."""
+    """Reads a table and truncated normal values while it is built, as ViTs do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Unet(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Twelve equal blocks, whose activations are kept or computed again."""
+    """Twelve equal blocks, whose activations are kept or recomputed."""
 
     def __init__(self, again: bool) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Blocks(nn.Module):
 
 
 def mixture() -> nn.Module:
-    """Control flow that no value decides: every second expert."""
+    """Control flow that does not depend on values: every second expert."""
 
     class Mixture(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What `trainwright estimate` says beside its figures: causes of the interval, drift, no fit."""
+"""Notes of `trainwright estimate`: causes of the interval, drift, too little memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VERSION = importlib.metadata.version("torch")
 
 
 def _calibration(tmp_path: Path, *, family_sigma: float, drift: float = 0.1) -> list[str]:
-    """Of a matrix product of some size; options that name it."""
+    """Write a calibration of a matrix product; the options that name it."""
     path = tmp_path / "cpu.json"
     products = FamilyCost(
         roofline=Roofline(latency_s=1e-5, flops_per_s=1e10, bytes_per_s=1e10),
@@ -64,7 +64,7 @@ def _calibration(tmp_path: Path, *, family_sigma: float, drift: float = 0.1) -> 
 def _estimated(
     tmp_path: Path, options: list[str], live_bytes: float = 1e6, strange: int = 0
 ) -> str:
-    """What is said of a product, and of so many kinds of operations that no calibration holds."""
+    """The output for a matrix product and `strange` kinds of unmeasured operations."""
     file = tmp_path / "structure.json"
     none = Affine(fixed=0, per_sample=0)
     one = Operation(

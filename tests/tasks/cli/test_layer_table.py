@@ -15,7 +15,7 @@ from trainwright.tasks.cli.screens.layer_table import layer_rows
 
 
 class Block(nn.Module):
-    """Two convolutions and a short cut, with a scale of its own."""
+    """Two convolutions and a shortcut, with its own scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

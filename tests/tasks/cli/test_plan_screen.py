@@ -1,4 +1,4 @@
-"""What `plan` shows a person."""
+"""The output of `plan` for a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding devices: this machine for real, GPUs by NVML's names, hosts that do not answer."""
+"""Finding devices: this machine, GPUs by a fake NVML, hosts that do not answer."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_pool_shows_when_hosts_are_available(home: Path, tmp_path: Path) -> 
     assert lines["shut"] == f"shut localhost {soon}-{later} closed until {soon}"
     assert lines["open"] == f"open localhost {past}-{soon} open until {soon}"
     assert lines["day"] == "day localhost 00:00-00:00 open"
-    assert "ever" not in lines  # always there: nothing to say
+    assert "ever" not in lines  # always available: no window to show
     assert lines["shut/nvidia-l4-0"].endswith("closed now")
     assert lines["ever/nvidia-l4-0"].endswith("free")
     path.write_text(json.dumps({"name": "windows", "hosts": hosts[3:]}))

@@ -1,4 +1,4 @@
-"""Finding another host's devices by ssh: a real sshd; its key is known, unknown, or another one."""
+"""Finding another host's devices by ssh: a real sshd with a known, unknown or changed key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def key(path: Path) -> str:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], str]]:
-    """Gives the address of a host with sshd, for a key in known_hosts ("its": the right one)."""
+    """Starts sshd and returns its address, for a key in known_hosts ("its": the right one)."""
     assert SSHD is not None
     tmp_path.chmod(0o700)
     host_key = key(tmp_path / "host")

@@ -24,7 +24,7 @@ FIGURES = st.floats(0, 1e5, allow_nan=False)
 
 
 def event(step: int, steps: int, ranks: list[int], **fields: Any) -> dict[str, Any]:
-    """What the first rank says of a step."""
+    """The event that the first rank sends for a step."""
     return {
         "event": "train",
         "step": step,
@@ -70,7 +70,7 @@ def test_every_rank_has_a_line_with_its_parts_of_the_step() -> None:
     }  # below the bar and the names of columns
     assert " ".join(by_device["lab/gpu-0"]) == "10 100 ms 50 % 30 % 20 % 100 1 GiB"
     assert by_device["lab/gpu-2"][0] == "30"
-    assert by_device["lab/gpu-1"][-1] == "out"  # it was lost, and the others go on
+    assert by_device["lab/gpu-1"][-1] == "out"  # it was lost, and the others continue
 
 
 @given(
@@ -121,12 +121,10 @@ def test_the_remaining_time_follows_from_the_pace_so_far(
     view.take(event(5 + done, 5 + done + left, [0]))
     assert view.left_s() == pytest.approx(left * step_s)
     now[0] += step_s
-    assert view.left_s() == pytest.approx(
-        left * step_s
-    )  # it does not count upwards where nothing comes
+    assert view.left_s() == pytest.approx(left * step_s)  # without events, it does not grow
     view.take(
         event(3, 5 + done + left, [0])
-    )  # it went back to a checkpoint: the pace is taken anew
+    )  # it went back to a checkpoint: the pace is measured again
     assert view.left_s() is None
 
 
@@ -235,13 +233,13 @@ def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Pa
     try:
         while chunk := os.read(ours, 1 << 16):
             text += chunk
-    except OSError:  # the other end has closed
+    except OSError:  # the other end is closed
         pass
     assert process.wait(60) == 0
     os.close(ours)
     seen = text.decode()
     assert all(text in seen for text in ("a/cpu0", "b/cpu0", "step 2/4"))
-    assert "\x1b[1A" in seen or "\x1b[2K" in seen  # it goes back over what it wrote
+    assert "\x1b[1A" in seen or "\x1b[2K" in seen  # it overwrites its earlier lines
     widest = max(
         len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip())
         for line in re.split(r"[\r\n]+", seen)

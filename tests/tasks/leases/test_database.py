@@ -1,4 +1,4 @@
-"""The ledger's database if a client is stopped in a transaction, on SQLite and on PostgreSQL."""
+"""The ledger's database with a client stopped in a transaction, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

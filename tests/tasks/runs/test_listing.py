@@ -1,4 +1,4 @@
-"""The list of runs: what is read once, and what is looked at again."""
+"""The list of runs: which rows are cached, and which are read again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainwright.tasks.runs.listing import Listing
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that may change counts without another look."""
+    """Rows that may change expire at once."""
     monkeypatch.setattr(listing, "FRESH_S", -1.0)
     monkeypatch.setattr(listing, "ENDED_FRESH_S", -1.0)
 
@@ -61,7 +61,7 @@ def test_other_folders_and_a_run_that_is_being_created_are_not_listed(
 def test_the_callers_settings_determine_which_ledger_is_asked(tmp_path: Path, home: Path) -> None:
     run = begin_run(tmp_path.as_uri(), "small", 1)
     run.note(step="train")
-    run.work_folder()  # this machine has worked on it, and its own ledger knows of nobody who does
+    run.work_folder()  # this machine worked on it, but its own ledger has no holder
     theirs = doors.settings().replaced(
         {"TRAINWRIGHT_LEDGER": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}
     )

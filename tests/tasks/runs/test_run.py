@@ -1,4 +1,4 @@
-"""The run folder: one live run for each job, continued when it is unfinished and the same."""
+"""The run folder: one live run per job, continued if it is unfinished and unchanged."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_steps_duration_includes_the_time_of_killed_processes(home: Path, tmp_
     run = opened(tmp_path, Holder("one"))
     run_step(run, lambda _: {"duration_s": 100.0})
     assert run.status().steps == {"train": 100.0}
-    run.note(steps={"train": 300.0})  # with what failed in between
+    run.note(steps={"train": 300.0})  # including failed attempts
     run_step(run, lambda _: {"duration_s": 100.0})
     assert 300.0 <= run.status().steps["train"] < 400.0
 
@@ -126,7 +126,7 @@ def test_a_run_without_a_next_step_is_left(home: Path, tmp_path: Path) -> None:
     me = Holder("somebody's DAG")
     run = opened(tmp_path, me)
     doors.do(run, "validate", None)
-    assert shown(run) == ("running", None)  # the next step may be on its way
+    assert shown(run) == ("running", None)  # the next step may start soon
     assert doors.ledger().renew(run.uri, [run.hold], ttl_s=-1.0)  # a minute later
     assert shown(run) == ("left", None)
 

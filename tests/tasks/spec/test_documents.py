@@ -1,4 +1,4 @@
-"""What people write is read strictly, and a mistake is one clear line."""
+"""Job and pool files are parsed strictly, and a mistake gives one clear line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form and the job file say the same thing."""
+"""The form and the job file are equivalent."""
 
 from __future__ import annotations
 

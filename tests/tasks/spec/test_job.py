@@ -1,4 +1,4 @@
-"""The job file: DESIGN's example is read whole; what is wrong is named."""
+"""The job file: every field is read, and errors name the field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ promotion: {alias: production, require_approval: false, only_if_better: accuracy
 
 
 def write(folder: Path, **changes: Any) -> Path:
-    """A small good job with some fields changed; a change to None takes the field away."""
+    """A small valid job with some fields changed; None removes a field."""
     values: dict[str, Any] = {
         "name": "small",
         "data": {"uri": "builtin:digits"},

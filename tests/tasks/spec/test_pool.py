@@ -76,7 +76,7 @@ def test_a_gpu_is_the_same_device_under_any_host_name(tmp_path: Path) -> None:
     )
     assert one[:2] == other[:2]
     assert one[0] != one[1]
-    assert one[2] != other[2]  # parts of a CPU are what their pool makes of it
+    assert one[2] != other[2]  # a pool defines the parts of a CPU
     assert not {*one} & {*elsewhere}
 
 

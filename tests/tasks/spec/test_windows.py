@@ -1,4 +1,4 @@
-"""The daily window in which a host is there."""
+"""The daily window in which a host is available."""
 
 from __future__ import annotations
 

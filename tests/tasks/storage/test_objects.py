@@ -1,4 +1,4 @@
-"""Objects under keys: the same behaviour in a folder and in a real S3 server."""
+"""Objects under keys: a folder and a real S3 server behave the same."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_folder_hides_partly_written_files(tmp_path: Path) -> None:
 
 
 def test_the_sdks_public_put_object_overwrites_in_spite_of_if_none_match(s3: S3Access) -> None:
-    """Why `S3Store.create` sends the header itself. If this fails, the SDK sends it."""
+    """This is why `S3Store.create` sends the header itself. If this fails, the SDK sends it."""
     store = open_store("s3://objects/trap", doors.settings())
     assert isinstance(store, S3Store)
     store.put("key", b"first")

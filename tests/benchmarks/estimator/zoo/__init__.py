@@ -1,4 +1,4 @@
-"""Known families of models in plain torch, of random sizes; calibration measures only one's like.
+"""Known families of models in plain torch, of random sizes; calibration measures one of them.
 
 `cases(seed, count)` goes through the families in turn. With their sizes, a step takes a CPU core
 some 5 to 400 ms.
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What a table's row calls it."""
+        """Its name in tables."""
         return f"{self.family} {self.name} b{self.batch_size} {self.optimizer}"
 
     def spec(self) -> TrainingStepSpec:

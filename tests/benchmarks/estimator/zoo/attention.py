@@ -14,7 +14,7 @@ from zoo.drawn import Drawn, each_token, next_words, words
 
 
 class Perceptron(nn.Module):
-    """Two dense layers with GELU between; dropout after."""
+    """Two dense layers with GELU between them, then dropout."""
 
     def __init__(self, width: int, factor: int = 4, dropout: float = 0.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a family of models draws: a model's sizes, its batches and its loss."""
+"""A random model of a family: its sizes, its batches and its loss."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from zoo.drawn import CLASSES, Drawn, images, pictures
 
 
 class Patches(nn.Module):
-    """Squares of the image as tokens, with places learned."""
+    """Squares of the image as tokens, with learned positions."""
 
     def __init__(self, side: int, patch: int, width: int, *, places: bool = True) -> None:
         super().__init__()
