@@ -42,8 +42,8 @@ class Affine(FrozenModel):
 class Knots(FrozenModel):
     """A curve through points at some batch sizes, linear between them and beyond.
 
-    Before the first point it is at least proportional to the batch size: a step of fewer samples
-    does not take less for each.
+    Before the first point it is at least proportional to the batch size: a step with fewer samples
+    never takes less time per sample.
     """
 
     sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(min_length=2)
@@ -80,16 +80,13 @@ class Knots(FrozenModel):
 
 
 class Basis(FrozenModel):
-    """What a calibrated prediction was made from. It identifies finished runs that are alike.
-
-    `predict.correction` uses it.
-    """
+    """The inputs of a calibrated prediction. `predict.correction` finds similar runs by them."""
 
     model: str = Field(description="the structure's fingerprint")
     shares: dict[str, float] = Field(
-        description="of the predicted step time, by family of operations"
+        description="shares of the predicted step time, by family of operations"
     )
-    calibration: str = Field(description="its sha256")
+    calibration: str = Field(description="the calibration's sha256")
     processor: str
     torch: str
 
@@ -115,7 +112,7 @@ class DeviceCurve(FrozenModel):
         ge=0, le=1, description="share of the step's cost in operations seen in calibration"
     )
     unknown: tuple[str, ...] = Field(
-        default=(), description="the operations that calibration has not seen, dearest first"
+        default=(), description="the operations that calibration has not seen, most expensive first"
     )
     step_time_s: Affine
     time_knots: Knots | None = None
@@ -146,7 +143,7 @@ class DeviceCurve(FrozenModel):
     most_batch_size: int | None = Field(
         default=None,
         ge=0,
-        description="the largest batch that fitted on such a device that ran out of memory",
+        description="the largest batch known to fit, after such a device ran out of memory",
     )
     idle_w: float | None = None
     load_w: float | None = None
@@ -154,11 +151,9 @@ class DeviceCurve(FrozenModel):
         default=0.0, ge=0, description="relative half width of the 90 % interval of the power"
     )
     energy_source: Literal["measured", "datasheet"] | None = None
-    notes: tuple[str, ...] = Field(
-        default=(), description="what a person should know about this prediction"
-    )
+    notes: tuple[str, ...] = Field(default=(), description="notes for users about this prediction")
     basis: Basis | None = Field(default=None, description="None: not from a calibration")
-    learned_from: int = Field(default=0, description="finished runs that corrected it")
+    learned_from: int = Field(default=0, description="number of finished runs that corrected it")
     calibrated_time_knots: Knots | None = Field(
         default=None, description="`time_knots` before finished runs corrected them"
     )
@@ -169,7 +164,7 @@ class DeviceCurve(FrozenModel):
         return pieces * (self.time_knots or self.step_time_s)(batch_size / pieces)
 
     def step_time(self, batch_size: int, micro_batches: int = 1) -> Interval:
-        """Seconds of one step of so many samples in so many micro-batches."""
+        """Seconds of one step of `batch_size` samples in `accumulation` micro-batches."""
         median = self.median_s(batch_size, micro_batches)
         return Interval(median=median, low=median * self.low_factor, high=median * self.high_factor)
 
@@ -182,11 +177,11 @@ class DeviceCurve(FrozenModel):
         return None if self.loop_s is None else pieces * self.loop_s(batch_size / pieces)
 
     def memory_bytes(self, batch_size: int) -> float:
-        """Bytes of tensors that are expected to be alive at once in a step of so many samples."""
+        """Expected peak bytes of live tensors in a step with this batch size."""
         return (self.memory_knots or self.peak_memory_bytes)(batch_size)
 
     def safe_memory_bytes(self, batch_size: int) -> float:
-        """A bound on the resident bytes that a step of so many samples adds to the process."""
+        """A bound on the resident bytes that a step with this batch size adds to the process."""
         if self.safe_memory_knots is not None:
             return max(self.memory_bytes(batch_size), self.safe_memory_knots(batch_size))
         return self.memory_bytes(batch_size) * self.memory_safe_factor
@@ -209,8 +204,8 @@ def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
     slopes = [size / value for size, value in zip(sizes, seconds, strict=True)]
     ones, twos = sum(inverse), sum(slopes)
     one_one, one_two, two_two = _dot(inverse, inverse), _dot(inverse, slopes), _dot(slopes, slopes)
-    # The normal equations of Σ (fixed / t + per_sample · size / t − 1)². If one part comes out
-    # negative, the other alone is fitted.
+    # The normal equations of Σ (fixed / t + per_sample · size / t − 1)². If one part is negative,
+    # only the other is fitted.
     determinant = one_one * two_two - one_two**2
     fixed = (ones * two_two - twos * one_two) / determinant
     per_sample = (twos * one_one - ones * one_two) / determinant

@@ -35,10 +35,10 @@ _IDLE_SOURCE = (
 class DeviceType:
     """A kind of device. `memory_bytes` is None if it uses the host's memory.
 
-    `peak_flops` has fp64, fp32 and bf16, and tf32 if the matrix units compute fp32 so. PyTorch's
-    convolutions use tf32, its matrix products do not (torch.backends.cudnn.allow_tf32,
-    torch.backends.cuda.matmul.allow_tf32). `source` holds for every figure that is not in
-    `other_sources`.
+    `peak_flops` has fp64, fp32 and bf16, and tf32 if the matrix units compute fp32 that way.
+    PyTorch's convolutions use tf32 by default, its matrix products do not
+    (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32). `source` holds for
+    every figure that is not in `other_sources`.
     """
 
     name: str
@@ -235,13 +235,13 @@ _TYPES = (
     ),
 )
 
-_OFF = 0.15  # by which a driver's figure of the memory may differ from the datasheet's
+_OFF = 0.15  # allowed difference between the driver's memory size and the datasheet's
 
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
 
 
 def known_type(name: str) -> DeviceType:
-    """The device type of this name. Raises BadInput if there is none."""
+    """The device type with this name. Raises BadInput if there is none."""
     if name not in DEVICE_TYPES:
         raise BadInput(
             f"device type: got {name[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
@@ -256,12 +256,12 @@ def half_precision(device_type: str) -> Literal["bf16", "fp16"]:
 
 
 def threads_of(cores: float | None) -> int:
-    """The threads of a CPU device with so many cores: a whole number, at least one."""
+    """The number of threads of a CPU device with this many cores: whole, at least one."""
     return max(1, int(cores or 1))
 
 
 def cores_used(cores: float | None) -> float:
-    """The cores that those threads keep busy: of 1.5 cores one, of half a core all of it."""
+    """The cores that those threads keep busy: one of 1.5 cores, all of half a core."""
     return min(cores or 1.0, float(threads_of(cores)))
 
 
@@ -288,7 +288,7 @@ def recognise(name: str, memory_bytes: float) -> str | None:
 
 
 def other_board(name: str, device_type: str) -> bool:
-    """Whether a GPU, by its driver's name, is a PCIe board, but the datasheet is of SXM boards."""
+    """Whether a GPU is a PCIe board (by its driver's name) but its datasheet is for SXM boards."""
     words = name.lower().replace("-", " ").split()
     on_sxm = any("(SXM" in source for source in DEVICE_TYPES[device_type].sources.values())
     return on_sxm and ("pcie" in words or "nvl" in words)

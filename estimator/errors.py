@@ -1,7 +1,7 @@
 """The root of every error that trainwright raises on purpose.
 
     TrainwrightError
-    ├── BadInput            a person's input is wrong: the field, what was given, what is allowed
+    ├── BadInput            the user's input is wrong: names the field, the value, what is allowed
     └── BusyMachine         the machine did other work while it was measured
 
 `tasks.errors` has the rest of the tree.
@@ -34,7 +34,7 @@ class TrainwrightError(Exception):
 
 
 class BadInput(TrainwrightError):
-    """A person gave something that can't be used.
+    """The user's input can't be used.
 
     The message names the field, what was given and what is allowed.
     """

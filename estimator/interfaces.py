@@ -18,9 +18,9 @@ def own_addresses() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """The interface of this machine that has an address, or a host name's first address.
+    """The interface of this machine with this address, or with a host name's first address.
 
-    Raises OSError if none has it.
+    Raises OSError if there is none.
     """
     found, here = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM), own_addresses()
     for wanted in sorted({str(one[4][0]) for one in found} & set(here)):

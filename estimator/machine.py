@@ -29,7 +29,7 @@ def processor() -> str:
 
 
 def machine_key() -> str:
-    """A key of the processor and torch's version: measurements hold for machines that share it."""
+    """A key of the processor and torch's version. Machines with equal keys share measurements."""
     return hashlib.sha256(
         f"{processor()} torch {importlib.metadata.version('torch')}".encode()
     ).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""Fits the costs of operations (`predict.op_cost`) to timed ones. Loads no torch.
+"""Fits the costs of operations (`predict.op_cost`) to measured times. Loads no torch.
 
-A family's roofline leans on the datasheet (`roofline_fit`). The lengths, amplitudes and noise of
-its kernel have the highest marginal likelihood. Of many points only some are kept, with weights
-that all points determine.
+The datasheet is the prior of a family's roofline (`roofline_fit`). The lengths, amplitudes and
+noise of its kernel maximise the marginal likelihood. If there are many points, only some are kept,
+with weights that all points determine.
 
 A family may instead take its cost from a reference, a machine that was measured for much longer
 (`predict.reference`): the reference's cost times a factor.
@@ -31,11 +31,11 @@ from trainwright.estimator.predict.step_work import cost_family
 _MOST_POINTS = 800
 _JITTER = 1e-6
 LIKELIHOOD_POINTS = 120
-"""The points that determine a kernel: more find a better one, in time that grows with n³."""
+"""Number of points for finding a kernel. More find a better one, but take time in n³."""
 
 
 def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
-    """One sample, their mean, for samples of the same operation at nearly the same sizes."""
+    """Merge samples of the same operation at nearly the same sizes into their mean."""
     groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
     for one in samples:
         groups.setdefault((one.kind, one.nearly), []).append(one)
@@ -51,7 +51,7 @@ def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
 
 
 def _spread(samples: Sequence[OpSample]) -> list[int]:
-    """The places of at most _MOST_POINTS samples, of each kind evenly from expensive to cheap.
+    """The indices of at most _MOST_POINTS samples, evenly from expensive to cheap in each kind.
 
     Frequent kinds lose samples; a rare kind keeps all, because nothing else describes it.
     """
@@ -75,9 +75,9 @@ def fit_family(
     kernel: Kernel | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> FamilyCost:
-    """The cost of a family from its samples, with a kernel that is given or found.
+    """The cost of a family from its samples, with the given kernel or the best one.
 
-    `center` is where the prior of its roofline has its mean (`DevicePrior.center`).
+    `center` is the mean of its roofline's prior (`DevicePrior.center`).
     """
     import numpy as np
 
@@ -103,11 +103,11 @@ def fit_family(
 def _weights(
     kernel: Kernel, points: Any, kinds: Sequence[str], off: Any, places: Sequence[int]
 ) -> Any:
-    """The process's weights at some points, from its values `off` at all points: shape (places,).
+    """The process's weights at `places`, from its values `off` at all points: shape (places,).
 
-    They minimise |off − K w|² / noise² + wᵀ K' w, with K between all points and these, and K' among
-    these. If these are all points, (K' + noise²) w = off. Source: Rasmussen and Williams, 2006,
-    section 8.3.1 (subset of regressors).
+    They minimise |off − K w|² / noise² + wᵀ K' w, with K between all points and the places, and K'
+    among the places. If the places are all points, (K' + noise²) w = off. Source: Rasmussen and
+    Williams, 2006, section 8.3.1 (subset of regressors).
     """
     import numpy as np
 
@@ -122,7 +122,7 @@ def _weights(
 
 
 class ScaledReference:
-    """A reference's costs, scaled to this machine by what samples took."""
+    """A reference's costs, scaled to this machine by its samples."""
 
     def __init__(self, reference: Mapping[str, FamilyCost], samples: Sequence[OpSample]) -> None:
         self._reference = reference
@@ -172,7 +172,7 @@ def _arrays(samples: Sequence[OpSample], names: Sequence[str]) -> tuple[Any, Any
 
 
 def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
-    """The kernel with the highest marginal likelihood on a part of the points.
+    """The kernel with the highest marginal likelihood on some of the points.
 
     Its weak prior has lengths about e and noise about 0.14.
     """
@@ -211,7 +211,7 @@ def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
 
 
 def device_prior(samples: Sequence[OpSample], device_type: str, threads: int) -> DevicePrior:
-    """The prior of every family's roofline on a device, moved by what samples show of it."""
+    """The prior of every family's roofline on a device, updated by samples."""
     return DevicePrior(device_type, threads).given(_by_family(samples))
 
 
@@ -222,7 +222,7 @@ def fit_families(
     scaled: ScaledReference | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> dict[str, FamilyCost]:
-    """The cost of every family: a reference's (`scaled`), that of its samples, or the prior's.
+    """The cost of every family: a scaled reference's, one fitted to its samples, or the prior's.
 
     `like` are costs whose kernels are used, instead of finding them again.
     """

@@ -8,7 +8,8 @@ The logarithms of the three constants of a family f are
 
 with latencies and shares from `predict.datasheet`. Times scatter around the roofline by a Laplace
 distribution of scale NOISE. The fit is the mode of the posterior: a family with few measurements
-stays near the datasheet, corrected by what the whole device showed (g); many outweigh both.
+stays near the datasheet, corrected by the whole device's deviation (g); many measurements outweigh
+both.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _ROUNDS = 4  # of the alternation between g and d; g has converged within 5 % th
 class DevicePrior:
     """The prior of each family's roofline on a device.
 
-    `sheet` is of a CPU's core: `threads` of them reach that multiple of its rates. `general` is g,
-    shape (3,); it is 0 until `given` has seen samples.
+    `sheet` describes one core of a CPU: n `threads` reach n times its rates. `general` is g, shape
+    (3,); it is 0 before `given` gets samples.
     """
 
     device_type: str
@@ -56,7 +57,7 @@ class DevicePrior:
         )
 
     def given(self, samples: Mapping[str, Sequence[OpSample]]) -> DevicePrior:
-        """The prior with the g that samples show, by family.
+        """The prior with the g that fits the samples by family.
 
         Alternates between d given g, each family alone, and g given d:
         g = Σ (log constant − log sheet) / (families + OWN_WIDTH² / GENERAL_WIDTH²).
@@ -82,10 +83,10 @@ class DevicePrior:
 
 
 def fit_roofline(flops: Any, moved: Any, seconds: Any, center: Any) -> Roofline:
-    """The most probable roofline of a family, whose prior has its `center` there.
+    """The most probable roofline of a family; `center` is the mean of its prior.
 
-    An operation counts by the square root of its share of the time: long ones matter more to a
-    step.
+    The weight of an operation is the square root of its share of the time, because long operations
+    matter more to a step.
     """
     import numpy as np
     from scipy.optimize import minimize

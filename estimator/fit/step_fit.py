@@ -2,19 +2,20 @@
 
 1. All times are normalised to the machine's median speed, by the sentinel.
 2. Operations get their costs (`cost_fit`): without a reference, and with each reference.
-3. c, d and e of the step (`predict.calibration`) are used if cross-validation shows that they help;
-   else they are 1, 0 and 0.
-4. The remaining errors of whole steps teach the costs of operations (`whole_steps`).
-5. The costs without a reference, or with the one that predicts left-out networks best, are kept.
+3. c, d and e of the step (`predict.calibration`) are fitted if cross-validation shows that this
+   helps; else they are 1, 0 and 0.
+4. The remaining errors of whole steps correct the costs of operations (`whole_steps`).
+5. The costs without a reference are kept, or those with the reference that predicts left-out
+   networks best.
 
-Steps 3 and 4 use whole networks: a single layer is not a step like theirs.
+Steps 3 and 4 use whole networks only: the step of a single layer is different.
 
 The interval is conformal. q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that
-the fit had not seen, although it had seen others of their family (`_left_out` lists what had seen
-them). Here the measured time is wall-clock, not normalised, so the interval includes what the
-machine did meanwhile; it holds later as far as the machine behaves alike. The reported error is of
-networks whose whole family the fit had not seen, at the machine's median speed. A reference's
-networks are different ones of the same families; none of them is left out of it.
+the fit had not seen, although it had seen others of their family (`_left_out` lists the parts that
+had seen them). Here the measured time is wall-clock time, not normalised, so the interval includes
+the effect of other load. Later it is valid under similar load. The reported error is of networks
+whose whole family the fit had not seen, at the machine's median speed. A reference has measured
+other networks of the same families; all of them are used.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ _LEAST_DEVIATION = 0.02
 
 
 class StepSample(FrozenModel):
-    """The seconds of a network's training step, and of each operation where it stands in it."""
+    """The seconds of a network's training step, and of each operation within that step."""
 
     family: str
     single: bool = Field(
-        default=False, description="a single layer: it teaches costs of operations, not of steps"
+        default=False, description="a single layer: used for the costs of operations, not of steps"
     )
     batch_size: int
-    seconds: float = Field(description="of a step; of a single layer, the sum of its operations")
+    seconds: float = Field(description="of a step; for a single layer, the sum of its operations")
     noise: float = Field(
         default=0.0,
         description="the measured standard deviation of the logarithm of `seconds`",
@@ -169,13 +170,13 @@ def _fit(
 
 
 def folds(steps: Sequence[StepSample]) -> list[list[StepSample]]:
-    """Parts of the steps, each with its share of every family, so that no family is left out."""
+    """Divide the steps into parts, each with its share of every family."""
     ordered = sorted(steps, key=lambda one: one.family)
     return [ordered[number::_FOLDS] for number in range(min(_FOLDS, len(ordered)))]
 
 
 def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
-    """The correction of a step, if it helps left-out families, and the remaining deviation."""
+    """The correction of a step, if it helps with left-out families, and the remaining deviation."""
     import numpy as np
 
     plain: list[float] = []
@@ -192,7 +193,7 @@ def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
 
 
 class _Lessons:
-    """Steps with their errors by costs and correction, and what `WholeSteps` learns from these."""
+    """Steps, their errors with these costs and correction, and what `WholeSteps` learns."""
 
     def __init__(
         self,
@@ -221,11 +222,11 @@ class _Lessons:
         self._rows, self._off = np.array(rows), np.array(off)
 
     def taught(self) -> dict[str, FamilyCost]:
-        """The costs, with the corrections that all steps teach."""
+        """The costs, corrected by all steps."""
         return self._learning.taught(self._learning.learn(self._rows, self._off, self._noise))
 
     def left_out(self, left: Sequence[StepSample]) -> Any:
-        """ln of the factor by which the other steps alone would correct these; shape (left,)."""
+        """ln of the correction of the `left` steps by all other steps alone; shape (left,)."""
         import numpy as np
 
         places = [self._numbers[id(one)] for one in left]
@@ -243,9 +244,9 @@ def _left_out(
 ) -> list[tuple[float, float]]:
     """ln(measured / predicted) and the predicted deviation of steps, by a fit without them.
 
-    The fit of operations, correction and lessons leaves them out. These have seen them: the
-    kernels, the prior, the choice whether steps are corrected, `step_deviation`, and the costs with
-    which lessons begin; lessons are taken to first order.
+    The fit of operations, of the correction and of `WholeSteps` leaves them out. Not left out of:
+    the kernels, the prior, the choice whether steps are corrected, `step_deviation`, and the costs
+    from which `WholeSteps` starts, whose change is computed to first order.
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]
@@ -291,7 +292,7 @@ def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
 
 
 class _Sums:
-    """Measured steps and the sums of their measured operations: what a step takes beyond them."""
+    """Measured steps and the sums of their measured operations, to fit the difference."""
 
     def __init__(self, steps: Sequence[StepSample]) -> None:
         import numpy as np
@@ -301,7 +302,7 @@ class _Sums:
         self.seconds = np.array([step.seconds for step in steps])
 
     def fit(self) -> StepCorrection:
-        """The correction with the least logarithmic errors; outliers bend it little."""
+        """The correction with the least logarithmic errors; outliers have little influence."""
         from scipy.optimize import least_squares
 
         def made(x: Any) -> StepCorrection:

@@ -6,11 +6,11 @@ correction's scale,
     ln t − ln t̂ = Σ_i s_i δ(x_i) + ε        s_i = c T_i / t̂
 
 δ is a Gaussian process over each family's operations, with the kernel of `predict.op_cost` at its
-own amplitude. It is known at some of the points that the family has seen (Quiñonero-Candela and
-Rasmussen, A unifying view of sparse approximate Gaussian process regression, 2005, section 4:
-subset of regressors). Its mean is a sum of kernels at these points, as the cost's own mean is, so
-it is added to their weights. Steps with large errors, such as those that another program disturbed,
-count less (Huber's weights).
+own amplitude. Its values are found at some of the family's points (Quiñonero-Candela and Rasmussen,
+A unifying view of sparse approximate Gaussian process regression, 2005, section 4: subset of
+regressors). Its mean is a sum of kernels at these points, as the cost's own mean is, so it is added
+to their weights. Steps with large errors, such as those that another program disturbed, count less
+(Huber's weights).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JITTER = 1e-4
 
 @dataclass(frozen=True)
 class _Family:
-    """The places where δ is known, and the factor of its kernel."""
+    """The places of δ's values, and the factor of its kernel."""
 
     places: Any  # numbers of the family's points
     points: Any
@@ -42,7 +42,7 @@ class _Family:
 
 
 class WholeSteps:
-    """The places of δ for given costs, and what steps teach of it."""
+    """The places of δ for given costs, and how to fit δ to steps."""
 
     def __init__(self, costs: Mapping[str, FamilyCost]) -> None:
         import numpy as np
@@ -74,7 +74,7 @@ class WholeSteps:
         return np.concatenate(parts)
 
     def learn(self, rows: Any, off: Any, noise: Any) -> Any:
-        """The weights of δ at its places, from the rows and ln t − ln t̂ of steps, and their noise.
+        """The weights of δ at its places, from the steps' rows, ln t − ln t̂, and noise.
 
         Shapes: (steps, places), (steps,), (steps,); (places,).
         """

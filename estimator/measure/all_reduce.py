@@ -33,7 +33,7 @@ from trainwright.estimator.predict.communication import Link, fit_link
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.2, 60.0
 SIZES_BYTES = tuple(1 << power for power in range(10, 26))  # 1 KiB to 32 MiB
 _RANKS = 2
-# To load torch and to meet on a busy machine. A rank that exits is noticed at once.
+# For loading torch and connecting on a busy machine. A rank that exits is noticed at once.
 _MEET_S = 180.0
 _LEAST_S = 3e-3  # of all-reduces in one sample
 _MOST_REPEATS = 50
@@ -43,11 +43,11 @@ Sample = tuple[float, int, float]
 
 
 def measure_link(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 0) -> Link:
-    """The link between two ranks of this machine, measured for so many seconds.
+    """The link between two ranks of this machine, measured for `budget_s` seconds.
 
     The budget does not include loading torch, and at least one round over all sizes is measured.
     Raises BadInput for an address that is not this machine's or a budget out of bounds, BusyMachine
-    if the ranks do not meet in time, and TrainwrightError if one fails.
+    if the ranks do not connect in time, and TrainwrightError if one fails.
     """
     return fit_link(measure_samples(address, budget_s, seed))
 
@@ -55,7 +55,7 @@ def measure_link(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 
 def measure_samples(
     address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 0
 ) -> list[Sample]:
-    """The samples for `measure_link`, in order: (bytes, ranks, seconds). Raises as it does."""
+    """The samples for `measure_link`, in order: (bytes, ranks, seconds). Raises the same errors."""
     if not LEAST_BUDGET_S <= budget_s <= MOST_BUDGET_S:
         raise BadInput(
             f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} to {MOST_BUDGET_S:g} s"
@@ -67,7 +67,7 @@ def measure_samples(
         options += ["--budget", str(budget_s), "--seed", str(seed)]
         processes = [ranks.enter_context(_running(rank, options, folder)) for rank in range(_RANKS)]
         deadline = time.monotonic() + _MEET_S + 2 * budget_s
-        while processes[0].poll() != 0:  # rank 0 has the samples when it ends
+        while processes[0].poll() != 0:  # rank 0 has written the samples when it ends
             for rank, process in enumerate(processes):
                 if process.poll():
                     raise TrainwrightError(
@@ -148,7 +148,7 @@ def _rounds(budget_s: float, seed: int) -> list[Sample]:
 def _sum_together(buffers: dict[int, Any], size: int, repeats: int) -> float:
     """Mean seconds of an all-reduce of this size.
 
-    One that is not timed comes first, so that both ranks start together.
+    The first one is not timed, so that both ranks start together.
     """
     _announce(size, repeats)
     return _sum(buffers[size], repeats)
@@ -165,7 +165,10 @@ def _sum(buffer: Any, repeats: int) -> float:
 
 
 def _announce(size: int, repeats: int) -> tuple[int, int]:
-    """What rank 0 announces as next; (0, 0) is the end. The arguments count in rank 0 only."""
+    """The next size and count, which rank 0 announces; (0, 0) is the end.
+
+    Only rank 0's arguments count.
+    """
     import torch
     import torch.distributed as dist
 
@@ -182,7 +185,7 @@ def _buffers() -> dict[int, Any]:
 
 
 def _be_rank(rank: int, folder: Path, interface: str, budget_s: float, seed: int) -> None:
-    """Run a rank: rank 0 announces what is next and measures, the other follows."""
+    """Run a rank: rank 0 announces each measurement and times it, the other takes part."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     import torch
     import torch.distributed as dist
@@ -212,7 +215,10 @@ def _end_with_input() -> None:
 
 
 def main() -> int:
-    """Measure and write the file, or be a rank. An error is one line on stderr and an exit code."""
+    """Measure and write the file, or run a rank.
+
+    An error is one line on stderr and an exit code.
+    """
     parser = argparse.ArgumentParser(
         description="Measures all-reduce between two ranks of this machine."
     )

@@ -1,7 +1,7 @@
-"""Meters of a machine's devices, and what a device draws while it waits and works. Loads no torch.
+"""Energy meters of a machine's devices, and their power when idle and at work. Loads no torch.
 
 NVML counts the energy of NVIDIA's devices, RAPL that of CPU sockets. A meter counts joules of the
-whole device or socket, whoever uses it.
+whole device or socket, including other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RAPL_ROOT = Path("/sys/class/powercap")
 
 
 class EnergyMeter(Protocol):
-    """Counts the energy of a device. Differences of readings are meaningful, their zero is not."""
+    """Counts the energy of a device. Only differences of readings are meaningful."""
 
     source: Literal["nvml", "rapl"]
 
@@ -55,7 +55,7 @@ class RaplMeter:
 
 
 class NvmlMeter:
-    """One NVIDIA device of Volta's generation or later.
+    """One NVIDIA device, of the generation Volta or later.
 
     NVML's counter is nvmlDeviceGetTotalEnergyConsumption, in mJ.
     """
@@ -76,7 +76,7 @@ class NvmlMeter:
 def meter_for(
     device_type: str, uuid: str | None = None, *, rapl_root: Path = RAPL_ROOT
 ) -> EnergyMeter | None:
-    """The meter of a device of this machine; None if there is none that can be read.
+    """The meter of a device of this machine; None if none can be read.
 
     `uuid` names an NVIDIA device ("GPU-…"), because torch and NVML number devices differently.
     Often only root may read RAPL's counters. Raises BadInput for an unknown device type.
@@ -98,7 +98,7 @@ def _rapl_meter(root: Path) -> RaplMeter | None:
             if name.startswith("package") or name == "dram":
                 zones.append(zone)
         return RaplMeter(zones) if zones else None
-    except (OSError, ValueError):  # no right to read it, or not a counter
+    except (OSError, ValueError):  # no permission to read it, or not a counter
         return None
 
 
@@ -111,7 +111,7 @@ def _nvml_meter(uuid: str) -> NvmlMeter | None:
         pynvml.nvmlInit()
         meter = NvmlMeter(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
         meter.read_j()
-    except (pynvml.NVMLError, OSError):  # no driver, no such device, or one that counts no energy
+    except (pynvml.NVMLError, OSError):  # no driver, no such device, or no counter
         return None
     return meter
 
@@ -125,7 +125,7 @@ def measured_power(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PowerDraw:
-    """What a device draws while it waits, and while it repeats `work`, for so many seconds each.
+    """The power of a device when idle and while it repeats `work`, each measured for `duration_s`.
 
     The cores of a socket share its idle power: with P as read, idle = share · P_idle and
     load = idle + (P_work − P_idle). Raises ValueError for a duration or share out of bounds, and
@@ -145,7 +145,7 @@ def measured_power(
     waiting_w = (between - before) / (changed - started)
     working_w = (after - between) / (ended - changed)
     idle_w = idle_share * waiting_w
-    # Counters have coarse steps, and other programs may have worked while this one waited; but
+    # Counters have coarse steps, and other programs may have run while this one waited; but
     # computing never draws less than waiting.
     return PowerDraw(
         idle_w=idle_w, load_w=idle_w + max(0.0, working_w - waiting_w), source=meter.source
@@ -159,10 +159,10 @@ def power_over(
     duration_s: float = 1.0,
     idle_share: float = 1.0,
 ) -> PowerDraw:
-    """What a device draws over different kinds of work: their geometric mean.
+    """The power of a device over several kinds of work: their geometric mean.
 
-    The spread is the largest distance of a kind from the mean. Raises as `measured_power`, and
-    ValueError for no work.
+    The spread is the largest distance of a kind from the mean. Raises the errors of
+    `measured_power`, and ValueError for no work.
     """
     if not works:
         raise ValueError("works: got none; at least one is needed")

@@ -1,14 +1,13 @@
 """Measures a device of this machine: `python -m trainwright.estimator.measure.measure_device …`.
 
 Networks of the benchmark family are built in turn, on the CPU or a GPU, and timed
-(`network_timing`) until the budget is used. Sentinel kernels run before
-and after each: all times are normalised to the median speed, so that a machine that becomes slower
-or faster meanwhile does no harm; the spread of the speed is reported as drift. The process keeps
-the memory that it frees, so that no time contains what the kernel takes to provide pages again;
-that is measured apart (`first_touch_s_per_byte`).
+(`network_timing`) until the budget is used. Sentinel kernels run before and after each: all times
+are normalised to the median speed, so that changes of the machine's speed do no harm; the spread of
+the speed is reported as drift. The process keeps the memory that it frees, so that no time includes
+the kernel's time to provide pages again; that is measured separately (`first_touch_s_per_byte`).
 
-Samples are kept beside the result until it is complete: a measurement that was interrupted
-continues. Loads torch.
+Samples are stored beside the result until it is complete, so that an interrupted measurement can
+continue. Loads torch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from trainwright.estimator.predict.calibration import Calibration, save
 from trainwright.estimator.predict.reference import references
 
 _FIT_SHARE = 0.15  # of the budget
-_GPU_GROWTH = (1, 8, 64)  # of batch sizes: a GPU is busy only with many more samples than a CPU
+_GPU_GROWTH = (1, 8, 64)  # factors on batch sizes: a GPU needs far more samples to be busy
 _MEASURING = (
     "measure.networks.benchmark",
     "measure.networks.image_networks",
@@ -69,7 +68,7 @@ def measure(
 ) -> Calibration:
     """Measure a device until the budget is used, each network family at least once.
 
-    `kept` are samples to continue from, and to add to. Raises BusyMachine if the machine's speed
+    `kept` has the samples so far, and gets the new ones. Raises BusyMachine if the machine's speed
     spread by more than `most_drift` meanwhile.
     """
     torch.set_num_threads(threads)
@@ -107,7 +106,7 @@ def measure(
 
 
 def setting(device: TorchDevice, threads: int, seed: int = 0) -> str:
-    """What samples must share to be used together: the code that measures, and where it runs."""
+    """What samples must have in common to be used together: the measuring code and the machine."""
     modules = [sys.modules[f"trainwright.estimator.{name}"] for name in _MEASURING]
     code = b"".join(Path(str(one.__file__)).read_bytes() for one in modules)
     facts = f"{device.name} {importlib.metadata.version('torch')} {threads} {seed}".encode()
@@ -115,7 +114,7 @@ def setting(device: TorchDevice, threads: int, seed: int = 0) -> str:
 
 
 def tell(**what: object) -> None:
-    """Write a message for the process that started this one: a JSON object on a line of stderr."""
+    """Write a message for the process that started this one: one line of JSON on stderr."""
     sys.stderr.write(json.dumps(what) + "\n")
     sys.stderr.flush()
 

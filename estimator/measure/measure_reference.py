@@ -1,9 +1,10 @@
 """Measures this machine as a reference for others (`predict.reference`). Loads torch.
 
 `python -m trainwright.estimator.measure.measure_reference --out FILE` measures networks of several
-seeds, other ones than a calibration's own, and fits one calibration to all of them without any
-reference. Samples are kept beside FILE: an interrupted measurement continues. The files in the
-package were made with `--seeds 11 12 13 --seconds 200`, one thread, alone on the machine.
+seeds other than a calibration's own seed, and fits one calibration to all of them, without a
+reference. Samples are stored beside FILE, so that an interrupted measurement can continue. The
+files in the package were made with `--seeds 11 12 13 --seconds 200`, one thread, alone on the
+machine.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from trainwright.estimator.predict.calibration import Calibration
 
 _LIKELIHOOD_POINTS = 400
 _CALIBRATIONS_OWN = 0
-"""The seed of a calibration's networks: they show whether a reference helps."""
+"""The seed of a calibration's networks, which show whether a reference helps."""
 
 
 def measured(seed: int, seconds: float, kept: KeptSamples, sentinel: Sentinel) -> list[StepSample]:
-    """Samples of a seed's networks, as many as fit into so many seconds."""
+    """Samples of a seed's networks, measured for `seconds`."""
     started, spent = time.monotonic(), kept.elapsed_s
     for number, network in enumerate(networks(seed)):
         if kept.elapsed_s >= seconds:

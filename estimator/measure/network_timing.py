@@ -1,8 +1,8 @@
 """Times a network of the benchmark family: its step, and each operation in it. Loads torch.
 
-Operations are timed where they stand in a step, so that caches and the allocator are as in
-training. The step of a single layer is not timed as a whole, because such layers only teach costs
-of operations; that leaves time for more of them.
+Operations are timed within a step, so that caches and the allocator are as in training. The step of
+a single layer is not timed as a whole, because only its operations are used; that leaves time for
+more layers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.training_step import TrainingStep, TrainingStepSpec, prepare
 
 _LONGEST_STEP_S, _LONGEST_SINGLE_S = 0.15, 0.08
-_SETTLING_STEPS = 4  # at most, before any is timed
-_SETTLED_FAULTS = 16  # new pages in a step whose memory has settled
-_TIMED_S, _MOST_TIMED = 0.02, 50  # a long step shows as much as many short ones
-_CLOCKED_S, _MOST_CLOCKED = 0.04, 12  # of steps whose operations are timed; at least two
+_SETTLING_STEPS = 4  # most steps before the first timed one
+_SETTLED_FAULTS = 16  # most new pages in a step whose memory has settled
+_TIMED_S, _MOST_TIMED = 0.02, 50  # one long step is as informative as many short ones
+_CLOCKED_S, _MOST_CLOCKED = 0.04, 12  # number of steps whose operations are timed; at least two
 # An optimizer reads its step count by it; a traced step has no such operation.
 _READ_COUNT = "aten._local_scalar_dense"
 
@@ -39,8 +39,7 @@ def measure_network(
 ) -> StepSample:
     """Time a network's steps, then the operations in them.
 
-    The batch is smaller than the network's if a step would be too long to repeat, or too large for
-    the device.
+    Uses a smaller batch if a step would be too long to repeat, or too large for the device.
     """
     device.begin()
     model = network.build().to(device.torch)
@@ -78,7 +77,7 @@ def ready(
     model: torch.nn.Module | None = None,
     device: TorchDevice = CPU,
 ) -> TrainingStep:
-    """A step of a network with an optimizer of its own; `model` is one that has been built."""
+    """A step of a network with a new optimizer; `model` is an already built one."""
     built = network.build() if model is None else model
 
     def on_device(size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +90,7 @@ def ready(
 
 
 def time_steps(step: Callable[[], None], least_s: float = _TIMED_S) -> float:
-    """Seconds of a step: the median of as many as take `least_s` together, each timed alone."""
+    """Seconds of a step: the median of steps timed one by one for `least_s` in total."""
     seen: list[float] = []
     while not seen or (sum(seen) < least_s and len(seen) < _MOST_TIMED):
         started = time.perf_counter()
@@ -101,16 +100,16 @@ def time_steps(step: Callable[[], None], least_s: float = _TIMED_S) -> float:
 
 
 def _affordable(network: BenchmarkNetwork, model: torch.nn.Module, device: TorchDevice) -> int:
-    """The network's batch size, or the largest power of two whose step is surely short enough.
+    """The network's batch size, or the largest power of two whose step is certainly short enough.
 
-    A step's time is at most in proportion to its batch. On a GPU, where small steps take as long as
-    larger ones, the bound is found again at each larger batch.
+    A step's time is at most proportional to its batch. On a GPU, where small steps take as long as
+    larger ones, the bound is determined again at each larger batch.
     """
     size, wanted = min(2, network.batch_size), network.batch_size
     longest_s = _LONGEST_SINGLE_S if network.single else _LONGEST_STEP_S
     while True:
         step = device.finished(ready(network, size, model, device))
-        for _ in range(2):  # the first step prepares much, but may already be short enough
+        for _ in range(2):  # the first step includes preparations, but may already be short enough
             started = time.perf_counter()
             step()
             in_time = size * longest_s / (time.perf_counter() - started)
@@ -124,7 +123,7 @@ def _affordable(network: BenchmarkNetwork, model: torch.nn.Module, device: Torch
 
 
 def _settle(step: Callable[[], None], device: TorchDevice) -> None:
-    """Step until the process has the memory that a step needs, and the optimizer its state."""
+    """Run steps until the process has the memory that a step needs, and the optimizer its state."""
     for _ in range(_SETTLING_STEPS):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         step()
@@ -142,9 +141,9 @@ def _recorded(step: Callable[[], None]) -> list[OperationCall]:
 
 
 def _clocked(step: Callable[[], None], device: TorchDevice) -> list[tuple[float, ...]]:
-    """Seconds of each operation of a step, in order, in two steps or more.
+    """Seconds of each operation of a step, in order, for two or more steps.
 
-    Of more than two, the first is left out: it found cold caches.
+    If there are more than two, the first is left out, because its caches were cold.
     """
     clock, rounds = OperationClock(device), list[list[float]]()
     started = time.perf_counter()
@@ -160,7 +159,7 @@ def _clocked(step: Callable[[], None], device: TorchDevice) -> list[tuple[float,
 def _alike(
     operations: Sequence[OperationCall], taken: Sequence[Sequence[float]]
 ) -> tuple[OpSample, ...]:
-    """One sample for alike operations of a step: the mean of their medians over steps."""
+    """One sample for similar operations of a step: the mean of their medians over steps."""
     groups: dict[
         tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[OperationCall, float]]
     ] = {}

@@ -1,4 +1,4 @@
-"""What a device of this machine draws over three kinds of work, by its meter. Loads torch."""
+"""Measures a device's power over three kinds of work, by its energy meter. Loads torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EACH_S = 0.7  # waiting, and again working
 def device_power(
     device: TorchDevice, threads: int = 1, rapl_root: Path = RAPL_ROOT
 ) -> PowerDraw | None:
-    """Idle and load power; None if the machine has no meter that can be read to the end.
+    """Idle and load power; None if the machine has no meter, or it disappears.
 
-    Takes about 5 s. The cores of a socket share its idle power: `threads` of them count.
+    Takes about 5 s. The result is the share of `threads` cores in their socket's power.
     """
     meter = meter_for(device.device_type, uuid_of(device.torch), rapl_root=rapl_root)
     if meter is None:
@@ -28,17 +28,17 @@ def device_power(
     share = 1.0 if device.is_gpu else min(1.0, threads / (os.cpu_count() or 1))
     try:
         return power_over(meter, _works(device), duration_s=_EACH_S, idle_share=share)
-    except OSError:  # the meter disappeared: what it has counted shows neither power
+    except OSError:  # the meter disappeared, so neither power is known
         return None
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """What NVML calls a GPU of torch's; None for a CPU."""
+    """NVML's name for a GPU of torch; None for a CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 def _works(device: TorchDevice) -> list[Callable[[], None]]:
-    """Arithmetic, memory and calls: training lies between them."""
+    """Arithmetic, memory and calls: training is a mixture of them."""
     side, where = 4096 if device.is_gpu else 512, device.torch
     left, right = torch.rand(side, side, device=where), torch.rand(side, side, device=where)
     long, small = torch.rand(8 * side * side, device=where), torch.zeros(4, 4, device=where)

@@ -1,7 +1,7 @@
 """The file in which a running calibration keeps its samples, so that an interrupted one continues.
 
-It has one JSON object a line. A process may be killed while it writes: whatever follows the last
-complete line is cut off before anything is added. There is one writer at a time, because
+It has one JSON object per line. A process may be killed while it writes, so an incomplete last line
+is removed before anything is added. There is one writer at a time, because
 `trainwright.tasks.estimate.calibrate` holds a lock. Loads no torch.
 """
 
@@ -17,7 +17,7 @@ from trainwright.estimator.fit.step_fit import StepSample
 class KeptSamples:
     """The samples in a file and the seconds that they took.
 
-    Samples of another setting (machine, code, threads) are dropped.
+    Drops samples of another setting (machine, code, threads).
 
     :param path: the file; None keeps the samples in memory only
     :param setting: what samples must share to be used together
@@ -67,6 +67,6 @@ class KeptSamples:
                 raise BadInput(f"{self._path}: can't be written ({error.strerror})") from None
 
     def discard(self) -> None:
-        """Delete the file: its samples are in a calibration, or useless."""
+        """Delete the file, once its samples are in a calibration or useless."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

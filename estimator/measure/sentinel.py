@@ -17,9 +17,9 @@ Found = TypeVar("Found")
 class Sentinel:
     """Three kernels on a device: a product, a sum and a chain of small calls.
 
-    Each is repeated and the shortest time counts, because the first repetitions find the caches as
-    the last network left them. The sum finds none of its arrays in a cache and takes longest, so it
-    needs fewer repetitions.
+    Each is repeated and the shortest time counts, because in the first repetitions the caches still
+    hold the last network's data. The sum's arrays are in no cache; it takes longest, so it needs
+    fewer repetitions.
     """
 
     def __init__(self, device: TorchDevice = CPU) -> None:
@@ -31,7 +31,7 @@ class Sentinel:
         self()
 
     def __call__(self) -> Speed:
-        """The speed now."""
+        """The current speed."""
         return Speed(
             compute_s=self._shortest_s(self._multiply, 5),
             memory_s=self._shortest_s(self._add, 3),
@@ -60,13 +60,13 @@ class Sentinel:
 
 
 class BetweenSentinels:
-    """Runs pieces of work; the sentinel before and after each shows the speed meanwhile."""
+    """Runs pieces of work, with the sentinel before and after each to measure the speed."""
 
     def __init__(self, sentinel: Sentinel) -> None:
         self._sentinel, self._before = sentinel, sentinel()
 
     def __call__(self, work: Callable[[], Found]) -> tuple[Found, Speed]:
-        """What the work returned, and the machine's speed meanwhile."""
+        """The work's return value, and the machine's speed during it."""
         found, after = work(), self._sentinel()
         speed, self._before = Speed.median([self._before, after]), after
         return found, speed

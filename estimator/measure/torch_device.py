@@ -1,7 +1,7 @@
 """The device that is measured: CPU threads, or a GPU that torch can address. Loads torch.
 
-A GPU runs behind the program that feeds it. So a program waits for it before it reads the clock
-(`finish`), and the GPU's own clock times single operations, by an event before and one after each.
+A GPU runs asynchronously. So the program waits for it before it reads the clock (`finish`), and the
+GPU's own clock times single operations, by one event before and one after each.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from trainwright.estimator.errors import BadInput
 from trainwright.estimator.machine import processor
 from trainwright.estimator.trace.recorder import BOOKKEEPING
 
-_MEMORY_SHARE = 0.25  # of a GPU's memory for one network: the allocator keeps freed blocks, too
+_MEMORY_SHARE = (
+    0.25  # share of a GPU's memory for one network: the allocator also keeps freed blocks
+)
 
 
 @dataclass(frozen=True)
 class TorchDevice:
-    """A device by torch's name, its type, and the name that its driver gives it."""
+    """A device: torch's name, its type, and its driver's name."""
 
     torch: torch.device
     device_type: str
@@ -32,16 +34,16 @@ class TorchDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is not the CPU that feeds it."""
+        """Whether it is a GPU."""
         return self.torch.type == "cuda"
 
     def finish(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished its work."""
         if self.is_gpu:
             torch.cuda.synchronize(self.torch)
 
     def finished(self, run: Callable[[], object]) -> Callable[[], None]:
-        """The same call, which returns once the device is done."""
+        """The call, wrapped to return only when the device has finished it."""
 
         def call() -> None:
             run()
@@ -51,7 +53,7 @@ class TorchDevice:
 
     @property
     def stamp(self) -> Callable[[], Any]:
-        """A function that gives the present time by the device's clock, for `seconds_between`."""
+        """A function that returns the device's current time, for `seconds_between`."""
         return _event if self.is_gpu else time.perf_counter
 
     def seconds_between(self, before: Any, after: Any) -> float:
@@ -61,14 +63,14 @@ class TorchDevice:
         return float(before.elapsed_time(after)) * 1e-3
 
     def largest_batch(self, batch_size: int) -> float:
-        """A batch that surely fits into its memory, judged by a step of so many that just ran."""
+        """A batch that certainly fits into its memory, by the memory use of the last step."""
         if not self.is_gpu:
             return float("inf")
         most_bytes = _MEMORY_SHARE * torch.cuda.get_device_properties(self.torch).total_memory
         return batch_size * most_bytes / max(1, torch.cuda.max_memory_allocated(self.torch))
 
     def begin(self) -> None:
-        """Before a network: what the last one took of the device's memory is given back."""
+        """Release the device memory of the previous network, before the next one."""
         if self.is_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.torch)
@@ -84,7 +86,10 @@ CPU = TorchDevice(torch.device("cpu"), "cpu", processor())
 
 
 def device_named(given: str) -> TorchDevice:
-    """The device that torch calls so. Raises BadInput if it has none, or if its type is unknown."""
+    """The device with this name in torch.
+
+    Raises BadInput if there is none, or its type is unknown.
+    """
     if given == "cpu":
         return CPU
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -100,9 +105,9 @@ def device_named(given: str) -> TorchDevice:
 
 
 class OperationClock(TorchDispatchMode):
-    """Times each operation that runs inside, in order: those that a `OperationRecorder` records.
+    """Times each operation that runs inside, in order: those that an `OperationRecorder` records.
 
-    It does nothing else meanwhile: other work would take the caches from the operations.
+    It does nothing else, because other work would displace the operations' data from the caches.
     """
 
     def __init__(self, device: TorchDevice = CPU) -> None:

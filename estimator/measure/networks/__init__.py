@@ -1,4 +1,4 @@
 """The networks that calibration measures. Loads torch.
 
-`benchmark` draws them, from `image_networks`, `sequence_networks` and `single_layers`.
+`benchmark` generates them from `image_networks`, `sequence_networks` and `single_layers`.
 """

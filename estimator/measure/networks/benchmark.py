@@ -38,11 +38,11 @@ class BenchmarkNetwork:
 
     @property
     def single(self) -> bool:
-        """Whether it is a single layer: it teaches costs of operations, not of steps."""
+        """Whether it is a single layer, used for the costs of operations, not of steps."""
         return self.family in SINGLES
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy; of a single layer a loss whose gradient is dense."""
+        """Cross-entropy; for a single layer, a loss whose gradient is dense."""
         return (
             outputs.square().mean() if self.single else functional.cross_entropy(outputs, targets)
         )
@@ -53,9 +53,10 @@ class BenchmarkNetwork:
 
 
 def networks(seed: int, growth: Sequence[int] = (1,)) -> Iterator[BenchmarkNetwork]:
-    """Networks without end, the families in turn, each of other sizes; the same for the same seed.
+    """An endless sequence of networks: the families in turn, each time with other sizes.
 
-    Batch sizes are those of a CPU, times a number drawn from `growth`.
+    The same seed gives the same sequence. Batch sizes are those for a CPU, times a random number
+    from `growth`.
     """
     number = 0
     made = {**FAMILIES, **SINGLES}
@@ -70,9 +71,9 @@ def networks(seed: int, growth: Sequence[int] = (1,)) -> Iterator[BenchmarkNetwo
 
 
 def turn() -> list[str]:
-    """The families in order; then the first follows again.
+    """The families in the order of one turn.
 
     There are as many single layers as networks. Three times as many took as long as all networks,
-    left less time for these, and did not improve the costs.
+    left less time for those, and did not improve the costs.
     """
     return [*sorted(FAMILIES), *sorted(SINGLES)]

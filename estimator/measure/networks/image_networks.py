@@ -1,4 +1,4 @@
-"""Networks of the benchmark family for images and signals, of drawn sizes. Loads torch."""
+"""Networks of the benchmark family for images and signals, with random sizes. Loads torch."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _separable(draw: random.Random) -> Made:
 
 
 class _Shaped(nn.Module):
-    """Halves the image and restores its size, joined with the image before (U-Net)."""
+    """Halves the image, restores its size, and joins it with the original (U-Net)."""
 
     def __init__(self, width: int, normalise: str, up: str) -> None:
         super().__init__()
@@ -210,8 +210,8 @@ def _temporal(draw: random.Random) -> Made:
 class _Permuted(nn.Module):
     """Normalisation and dense layers over an image's channels, permuted to the last dimension.
 
-    They work on windows of the image or on all of it. With `last`, images have this layout between
-    the blocks too, as after a normalisation over channels.
+    They work on windows of the image or on the whole image. With `last`, images keep this layout
+    between the blocks, as after a normalisation over channels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the networks of the benchmark family share: their type, inputs and blocks. Loads torch."""
+"""Shared by the networks of the benchmark family: types, inputs and blocks. Loads torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn  # noqa: TID253
 
 CLASSES = 10
 Made = tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]
-"""Builds a network, and makes inputs for so many samples."""
+"""Builds a network, and makes inputs for a number of samples."""
 Drawn = Callable[[random.Random], Made]
-"""Draws a network's sizes."""
+"""Chooses a network's sizes at random."""
 
 
 def images(channels: int, side: int) -> Callable[[int], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Networks of the benchmark family for rows, tokens and tables, of drawn sizes. Loads torch."""
+"""Networks of the benchmark family for rows, tokens and tables, with random sizes. Loads torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _dense(draw: random.Random) -> Made:
 
 
 class _Recurrent(nn.Module):
-    """Tokens through a recurrent layer; the last step decides."""
+    """Tokens through a recurrent layer; the last step is classified."""
 
     def __init__(self, kind: str, inputs: int, hidden: int, layers: int, vocabulary: int) -> None:
         super().__init__()

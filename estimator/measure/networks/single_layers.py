@@ -1,4 +1,4 @@
-"""Single layers, of drawn sizes that cover the range of training. Loads torch."""
+"""Single layers, with random sizes that cover the range of training. Loads torch."""
 
 from __future__ import annotations
 
