@@ -134,8 +134,8 @@ class DeviceCurve(FrozenModel):
     process_bytes: float = Field(default=0.0, description="memory of a rank besides its step")
     kept_bytes: float = Field(
         default=0.0,
-        description="the part of it that depends on the model's size: summed gradients, copies for "
-        "checkpoints",
+        description="the part of `process_bytes` that depends on the model's size: summed "
+        "gradients, copies for checkpoints",
     )
     memory_limit_bytes: float | None = Field(
         default=None, description="memory of the device; None: not known"

@@ -1,6 +1,6 @@
-"""Reads and writes files that people name: jobs, pools, structures, calibrations, plans.
+"""Reads and writes files that users name: jobs, pools, structures, calibrations, plans.
 
-They must be regular files of a bounded size; each is read or written as a whole.
+They must be regular files of a bounded size. Each is read or written completely.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from trainwright.estimator.errors import BadInput
 
 MOST_BYTES = 64 * 2**20
-"""Of a structure, a plan, a calibration or a suite of expectations."""
+"""For a structure, a plan, a calibration or a suite of expectations."""
 
 
 def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) -> bytes:
@@ -45,7 +45,10 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
 
 
 def write_named(path: Path, content: bytes, field: str = "") -> None:
-    """Write a file atomically, and make its folder. Raises BadInput without the right or space."""
+    """Write a file atomically, and create its folder.
+
+    Raises BadInput without permission or space.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

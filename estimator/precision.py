@@ -7,14 +7,14 @@
                  on devices without bf16
 
 The loss is computed from outputs in fp32 or wider: with the 8 bits of bf16, the mean over a batch
-and a rank's share of it would keep two digits.
+and a rank's share of it would have two digits.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch  # noqa: TID253 - whatever makes a step is a separate process
+import torch  # noqa: TID253 - code that runs steps is in a separate process
 from torch.utils._pytree import tree_map  # noqa: TID253
 
 PARAMETER_DTYPES = {
@@ -49,13 +49,14 @@ def autocast(
 
 
 def cast(model: torch.nn.Module, precision: str) -> torch.nn.Module:
-    """Convert a model's parameters and buffers in place; complex ones (rotary positions) stay so.
+    """Convert parameters and buffers in place; complex ones (rotary positions) stay complex.
 
     In bf16, a running mean that takes a tenth of each batch's mean would stop moving once both
     differ by less than 4 %.
     """
     dtype = PARAMETER_DTYPES[precision]
-    # Not `dtype.to_complex()`: from torch 2.14 on, bf16's is a type that few operations support.
+    # Not `dtype.to_complex()`: for bf16, torch 2.14 and later have a type that few operations
+    # support.
     complex_ = torch.complex128 if dtype == torch.float64 else torch.complex64
     model._apply(
         lambda one: one.to(complex_ if one.is_complex() else dtype) if _is_inexact(one) else one

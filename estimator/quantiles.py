@@ -10,12 +10,12 @@ _NORMAL = NormalDist()
 
 
 def normal_quantile(share: float) -> float:
-    """Below so many standard deviations lies this share of a normal distribution; 0 < share < 1."""
+    """The quantile of the normal distribution, in standard deviations; 0 < share < 1."""
     return _NORMAL.inv_cdf(share)
 
 
 NINETY = normal_quantile(0.95)
-"""From the middle of a 90 % interval to either end, in standard deviations."""
+"""Half the width of a 90 % interval, in standard deviations."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -33,7 +33,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def conformal_quantile(scores: Sequence[float], share: float) -> float:
-    """A bound that a further score, exchangeable with these n, stays within with this probability.
+    """A bound for a new score, exchangeable with these n, that holds with this probability.
 
     It is the ⌈(n + 1) · share⌉-th smallest score: the probability is `share` to `share` + 1 / (n +
     1). With too few scores it is the largest one: n / (n + 1). Source: Vovk, Gammerman and Shafer,

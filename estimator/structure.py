@@ -1,4 +1,7 @@
-"""A model's structure: what one training step does, as `estimator.trace` reads it. Values only."""
+"""A model's structure: the operations and memory of one training step.
+
+`estimator.trace` makes it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class Module(FrozenModel):
-    """A module, named by its place in the model; the model itself is named by its class.
+    """A module, named by its path in the model; the model itself is named by its class.
 
     The shape is empty if the module did not run or returned no tensor.
     """
@@ -56,16 +59,16 @@ REQUIRED_DIMS = {
 
 
 class Operation(FrozenModel):
-    """Alike operations of the training step: their count, and what each costs by batch size."""
+    """Similar operations of the training step: their count, and the size of each by batch size."""
 
     kind: str = Field(description="the operator's name, such as aten.convolution")
     family: str = Field(
-        description="as what it is calibrated: conv, conv_backward, matmul, elementwise …"
+        description="the family for calibration: conv, conv_backward, matmul, elementwise …"
     )
     dtype: str = "float32"
     count: int = Field(ge=0, le=10**9)
     flops: Affine
-    bytes: Affine = Field(description="of its arguments and results")
+    bytes: Affine = Field(description="bytes of its arguments and results")
     dims: dict[str, Affine] = Field(
         default_factory=dict, description="the sizes on which its time depends, by name"
     )
@@ -74,7 +77,7 @@ class Operation(FrozenModel):
     )
     live_bytes: Affine = Field(
         default=Affine(fixed=0.0, per_sample=0.0),
-        description="of tensors alive after it ran, the most of any of the alike ones",
+        description="bytes of tensors alive after it ran; the most of any of the similar ones",
     )
 
     @model_validator(mode="after")
@@ -97,7 +100,7 @@ class Operation(FrozenModel):
     def _has_its_sizes(self) -> Operation:
         """Checks the sizes of convolutions and recurrent layers.
 
-        They have all of them, or, if they were called with other arguments, those of any operation
+        They have all sizes or, if they were called with other arguments, those of any operation
         (`given`).
         """
         sizes = REQUIRED_DIMS.get(self.family, ())
@@ -110,11 +113,11 @@ class Operation(FrozenModel):
 
 
 class Lifetimes(FrozenModel):
-    """Storages in the order in which a first step and later ones make and free them.
+    """The storages that a first step and later ones make and free, in order.
 
-    A number n >= 0 makes a storage of `sizes[n]` bytes; from len(sizes) on it is the workspace of
-    an operation of the trace, which is freed at once. n < 0 frees the (-1 - n)th storage that was
-    made. The count of the step continues that of the start.
+    A code n >= 0 makes a storage of `sizes[n]` bytes; from len(sizes) on it is the workspace of an
+    operation of the trace, which is freed at once. A code n < 0 frees storage number (-1 - n). The
+    count of the step continues that of the start.
     """
 
     sizes: tuple[Affine, ...]
@@ -145,7 +148,7 @@ class Lifetimes(FrozenModel):
         return self
 
     def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
-        """Bytes that a step makes in storages of `least_bytes` or more.
+        """Bytes that a step allocates in storages of `least_bytes` or more.
 
         `workspaces` are those of the trace's operations.
         """
@@ -175,9 +178,9 @@ class Lifetimes(FrozenModel):
         return numbers, codes, made.astype(np.int64) - ended
 
     def successors(self) -> dict[int, int]:
-        """Pairs of storages: one from before the step that it freed, and one that it made instead.
+        """Pairs of storages of the same size: one that the step frees, and one that replaces it.
 
-        Both have the same size; the next step frees the latter.
+        The next step frees the replacement.
         """
         of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]
         found = sum(code >= 0 for code in self.start)
@@ -196,7 +199,7 @@ class Structure(FrozenModel):
 
     FILE: ClassVar[str] = "structure.json"
     schema_version: int = 2
-    torch: str | None = Field(default=None, description="the version that traced it")
+    torch: str | None = Field(default=None, description="version of torch that traced it")
     batch_size: int = Field(ge=1)
     optimizer: str
     precision: Precision
@@ -205,18 +208,18 @@ class Structure(FrozenModel):
     parameters: int
     parameter_bytes: int
     parameter_tensors: int | None = Field(
-        default=None, description="those that are trained; None: not counted"
+        default=None, description="trained parameters; None: not counted"
     )
     forward_flops_per_sample: float = Field(
         description="as torch's FlopCounterMode counts, which leaves out fused recurrent layers; "
         "`trace` includes them"
     )
     activation_bytes_per_sample: float = Field(
-        description="kept from the forward for the backward pass"
+        description="bytes kept from the forward pass for the backward pass"
     )
     idle_bytes: Affine = Field(
         default=Affine(fixed=0.0, per_sample=0.0),
-        description="alive between steps: parameters, gradients, optimizer state, the batch",
+        description="bytes alive between steps: parameters, gradients, optimizer state, the batch",
     )
     peak_memory_bytes: Affine = Field(
         description="most bytes of tensors alive at once in a step, parameters included"
@@ -227,7 +230,7 @@ class Structure(FrozenModel):
         description="all modules in the model's order; the first is the model itself",
     )
     features: dict[str, float] = Field(
-        description="the quantified vector: layers, filters, widths, image and batch size"
+        description="features: layers, filters, widths, image and batch size"
     )
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
@@ -249,7 +252,7 @@ class Structure(FrozenModel):
         return self
 
     def fingerprint(self) -> str:
-        """Equal for a model trained the same way, at any traced batch size and layer names."""
+        """Equal for equal models trained the same way, at any traced batch size and layer names."""
         flops_per_sample = sum(one.count * one.flops.per_sample for one in self.trace)
         what = [
             self.optimizer,

@@ -1,14 +1,14 @@
 """Makes malloc keep freed memory for the next step; measures the cost of memory it returns.
 
 A step frees its activations from last to first. glibc returns the top of the heap to the kernel as
-soon as more than `M_TRIM_THRESHOLD` of it is free, and the next step then touches every page for
-the first time again. Whether that happens depends on what else is on the heap: the same step may
-take 1.5 times as long in one process as in another. Blocks of `MOST_HEAP_BLOCK_BYTES` or more are
-mapped and returned each time.
+soon as more than `M_TRIM_THRESHOLD` of it is free, and the next step then has to fault in every
+page again. Whether that happens depends on what else is on the heap: the same step may take 1.5
+times as long in one process as in another. Blocks of `MOST_HEAP_BLOCK_BYTES` or more are mapped and
+returned each time.
 
-Whatever stays for the whole training (parameters, the optimizer's state) is allocated before the
-end of the first step. If it is on the heap, temporary blocks find no room between it, and a process
-may hold twice the memory that it needs. So until then blocks are mapped.
+Everything that stays for the whole training (parameters, the optimizer's state) is allocated before
+the end of the first step. On the heap, it would leave no room for temporary blocks in between, and
+a process might hold twice the memory that it needs. So until then blocks are mapped.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def _mallopt(*settings: tuple[int, int]) -> None:
 
 
 def first_touch_s_per_byte() -> float:
-    """Seconds per byte to map, touch first and return memory, beyond touching it again.
+    """Seconds per byte to map, first touch and return memory, minus those to touch it again.
 
-    This is the thread's CPU time, so that other programs add nothing.
+    Measured as the thread's CPU time, which other programs hardly affect.
     """
     seen = []
     for _ in range(_READINGS):

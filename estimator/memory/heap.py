@@ -3,13 +3,13 @@
 What matters in malloc/malloc.c (2.36):
 - malloc takes the smallest hole that is large enough; the remainder is a hole.
 - A request that fits no hole extends the heap. From a threshold on, it is a separate mapping, which
-  is returned when it is freed. The threshold rises to each returned mapping, up to 32 MiB; from
-  twice the threshold on, the heap's free end is returned too.
+  is returned when it is freed. The threshold rises to the size of each returned mapping, up to 32
+  MiB; a free end of the heap of more than twice the threshold is returned too.
 - Adjacent holes become one. But a small chunk that is freed is kept for the next request of its
   size (tcache: seven of each size), and meanwhile its neighbours stay separate.
 - torch requests blocks at multiples of 64 bytes. malloc takes a chunk larger by 112 bytes and frees
-  both ends, which are small. So the place of a freed block has room for the next block of its size
-  only if nothing lives in these ends.
+  both ends, which are small. So a freed block has room for the next block of its size only if
+  nothing is allocated in these ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import defaultdict
 from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
 
 _ALIGNMENT, _LEAST_CHUNK, _HEADER, _PAGE = 64, 32, 8, 4096
-# What memalign requests beyond the chunk; its own request is rounded up once more.
+# Memalign's request in addition to the chunk; this request is rounded up once more.
 _SPARE = _ALIGNMENT + _LEAST_CHUNK + 16
 _MOST_KEPT_BYTES, _KEPT = 1040, 7  # tcache: chunks up to this size, so many of each
 _FIRST_THRESHOLD = 1_700_000  # 128 KiB where a process starts; importing torch raises it
@@ -55,7 +55,7 @@ _MAPPED = -1
 class Heap:
     """The main arena of a process that has loaded torch.
 
-    `high_bytes` is the most that it has taken since then.
+    `high_bytes` is its maximum size since then.
     """
 
     def __init__(self) -> None:
@@ -74,11 +74,11 @@ class Heap:
         self._begin = self._top = self._end = self._touched = place
 
     def malloc(self, size: float) -> Chunk:
-        """A chunk for so many bytes."""
+        """Allocate a chunk for this many bytes."""
         return self.take(chunk_bytes(size))
 
     def take(self, chunk: int) -> Chunk:
-        """A chunk of exactly this size (`chunk_bytes`)."""
+        """Allocate a chunk of exactly this size (`chunk_bytes`)."""
         kept = self._kept[chunk] if chunk <= _MOST_KEPT_BYTES else None
         if kept:
             return kept.pop(), chunk
@@ -93,7 +93,7 @@ class Heap:
         return place, found
 
     def memalign(self, size: float) -> Chunk:
-        """The chunk of a block of torch; its ends are freed."""
+        """Allocate the chunk of a block of torch; its ends are freed."""
         chunk = chunk_bytes(size)
         place, found = self._hole_or_new(chunk + _SPARE)
         if place < 0:
@@ -148,7 +148,7 @@ class Heap:
         return place, size
 
     def _keep(self, kept: list[int], size: int) -> None:
-        """Keep other holes of a size when one of exactly this size was taken."""
+        """Put other holes of a size into the tcache when one of exactly this size was taken."""
         at = bisect_left(self._sizes, (size, -1))
         while len(kept) < _KEPT and at < len(self._sizes) and self._sizes[at][0] == size:
             place = self._sizes[at][1]
@@ -190,5 +190,5 @@ class Heap:
 
 
 def chunk_bytes(size: float) -> int:
-    """The size of malloc's chunk for so many bytes."""
+    """The size of malloc's chunk for this many bytes."""
     return max(_LEAST_CHUNK, (int(size) + _HEADER + 15) & ~15)

@@ -1,8 +1,8 @@
 """Simulates a step on a model of the heap: what its blocks and small objects keep resident.
 
-Small objects surround a tensor's block: the tensor itself; a node of autograd's graph with what it
-keeps, until the backward pass; objects that live little longer than the operation; and, in the
-first step, objects that stay. They live in the ends of blocks and in holes and prevent these from
+Small objects surround a tensor's block: the tensor itself; a node of autograd's graph and its saved
+values, until the backward pass; objects that live little longer than the operation; and, in the
+first step, objects that stay. They are in the ends of blocks and in holes, and prevent these from
 merging. Which objects there are differs between processes, as addresses do, so they are random.
 Their numbers and sizes come from requests to malloc in training steps of networks that calibration
 trains, and of an LSTM, a ResNet and a Swin transformer. Loads no torch.
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from trainwright.estimator.structure import Lifetimes
 
-_STEPS = 2  # after the first; later ones add little
+_STEPS = 2  # steps after the first; later ones add little
 _LEAST_BYTES, MOST_BLOCKS = 256.0, 2000
 """Blocks that are simulated: none below _LEAST_BYTES, and at most the MOST_BLOCKS largest ones of
-the start and a step. The others count with their size."""
+the start and a step. The others are added with their size."""
 
 
 def _chunks(*sizes: int) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ _OUTLASTING_SHARE, _OUTLASTED_BLOCKS = 0.4, 3.0
 _LASTING = _chunks(200, 400, 1000, 2000, 3000)
 
 _Event = tuple[int, int, float, int]
-"""Place among the codes of lifetimes; number of the storage; bytes; 1: made, -1: freed, 0: both."""
+"""Index among the codes of lifetimes; number of the storage; bytes; 1: made, -1: freed, 0: both."""
 
 
 def high_water_bytes(
@@ -52,11 +52,11 @@ def high_water_bytes(
     seeds: Sequence[int],
     lasting_bytes: float = 0.0,
 ) -> list[float]:
-    """The most resident bytes in the first steps, above those before the model was built; by seed.
+    """By seed: the most resident bytes in the first steps, above those before the model was built.
 
-    `workspaces` are those of the trace's operations in bytes. A seed determines what differs
-    between processes. `lasting_bytes` are those of small objects that the first step makes and that
-    stay.
+    `workspaces` are those of the trace's operations in bytes. A seed determines the differences
+    between processes. `lasting_bytes` is the size of the small objects that the first step makes
+    and that stay.
     """
     import numpy as np
 
@@ -110,7 +110,10 @@ def high_water_bytes(
 def _largest(
     numbers: NDArray[Any], sizes: NDArray[Any], signs: NDArray[Any], successors: dict[int, int]
 ) -> NDArray[np.bool_]:
-    """Whether each event is of a simulated block; a block's successor is if the block is."""
+    """Whether each event belongs to a simulated block.
+
+    If a block is simulated, so is its successor.
+    """
     import numpy as np
 
     made = np.flatnonzero((signs >= 0) & (sizes >= _LEAST_BYTES))
@@ -129,7 +132,7 @@ def _moved(
 ) -> list[_Event]:
     """A step's events with the numbers of its own storages.
 
-    `found` storages existed before all steps, and each step makes `each`.
+    `found` is the number of storages from before all steps, `each` the number that each step makes.
     """
     own = step * each
     before = {one: two + own - each for one, two in successors.items()} if step else {}
@@ -142,7 +145,7 @@ def _moved(
 class _Process:
     """A heap with the blocks of a step and the small objects around them.
 
-    With each block, `lasting` small objects are made that stay.
+    Each block comes with `lasting` small objects that stay.
     """
 
     def __init__(self, draw: random.Random, lasting: float) -> None:
@@ -184,7 +187,7 @@ class _Process:
     def end(self, number: int) -> None:
         """Free a block and its tensor, if they exist.
 
-        A step also frees what only the first step found.
+        (Storages from before the steps are freed only once.)
         """
         for one in self._blocks.pop(number, ()):
             self.heap.free(one)
@@ -192,7 +195,7 @@ class _Process:
     def run(self, events: Sequence[_Event], phases: Sequence[tuple[int, int]]) -> None:
         """Run events and autograd's phases in order.
 
-        A phase is (place, 0: the graph begins, 1: the backward pass begins, 2: it has ended).
+        A phase is (index, 0: the graph begins, 1: the backward pass begins, 2: it has ended).
         """
         at = 0
         for place, number, size, sign in events:

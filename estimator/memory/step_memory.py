@@ -7,28 +7,28 @@ Arithmetic on values; loads no torch. There are three figures:
   summed, and copies for checkpoints. A plan adds it.
 
 Resident memory exceeds live bytes because glibc keeps freed memory: `heap_simulation` simulates a
-step on a model of its malloc. Kernels that oneDNN compiles, and code that is read for the first
-time, are added.
+step on a model of its malloc. Kernels that oneDNN compiles, and code pages that are loaded, are
+added.
 
-The bound is wide (at the median of held-out processes, a quarter above what they held after six
+The bound is wide (for held-out processes, at the median a quarter above their memory after six
 steps) for two reasons:
-- The places of blocks depend on small differences in the heap, which addresses and hashes cause.
+- The addresses of blocks depend on small differences in the heap, which addresses and hashes cause.
   Processes of one training differ by 5 % (standard deviation, 440 trainings of the benchmark zoo),
   and one in a hundred by 14 to 24 %. Even a bound from a measurement of the same training would
   have to add 21 % to be exceeded by one process in a hundred. So the bound uses the maximum of
-  several simulations and not their mean: the more these differ, the more processes do.
+  several simulations, not their mean: if simulations differ more, so do processes.
 - The small objects between blocks are random in the simulation, and a table of what operations
   allocate would help little. The real requests to malloc, replayed on malloc itself from holes in
   another order, differ from the process by 9 % (standard deviation of 14 trainings). Without those
   that are freed before the next large block, the result changes by 15 % (sd 14 %); without oneDNN's
   own objects too, by 45 % (sd 36 %), because they fill ends of blocks.
 
-Ranks map blocks until their first update (`freed_memory`) and hold less, 6 % at the median; of 97
-none exceeded the bound, which is the same for both.
+Ranks map blocks until their first update (`freed_memory`) and hold 6 % less at the median. The
+bound is the same for them; none of 97 ranks exceeded it.
 
 Bounds without a simulation were tried: quantile regression on code, live bytes, the number of
 blocks and the bytes that a step allocates. With at most 1 % of processes above the bound, the best
-of them is 46 % above what held-out processes held at the median, where this one is 23 % above (72
+of them is at the median 46 % above the memory of held-out processes; this one is 23 % above (72
 trainings of the zoo, after six steps).
 """
 
@@ -47,8 +47,8 @@ from trainwright.estimator.structure import Operation, Structure
 
 # Quantile regression of resident memory on the three terms, with relative errors, at the 99th
 # percentile, on networks that calibration trains (`safe.py --networks 200 --fit` among the
-# benchmarks); the zoo has no part in it. Widened by 3 %: then 0.9 % of 462 processes of 231 such
-# networks held more after six steps.
+# benchmarks); the zoo is not used. Widened by 3 %: then 0.9 % of 462 processes of 231 such networks
+# held more after six steps.
 _CODE_SHARE, _HELD_SHARE, _BLOCK_SHARE = 1.03, 1.09, 0.60
 # Resident pages of files in MiB, by kinds of operations: least squares on such networks.
 _CODE_MIB = 0.8
@@ -76,7 +76,7 @@ _KIND_CODE_MIB = {
 # In use on the heap after some steps and not before, beyond tensors (mallinfo2): non-negative least
 # squares on 90 of them.
 _LASTING_MIB, _CONVOLUTION_MIB, _PRODUCT_MIB = 0.51, 0.071, 0.054
-# For a structure without simulation: the excess over live bytes, by kinds of operations and by
+# For a structure without a simulation: the excess over live bytes, by kinds of operations and by
 # temporary bytes in small blocks.
 _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = (
     5.0 * 2**20,
@@ -86,7 +86,7 @@ _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = (
 _PLAYED_SIZES, _PLAYS = tuple(2**power for power in range(13)), 8
 
 PROCESS_BYTES = 420 * 2**20
-"""Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, readers of data (measured)."""
+"""A rank before it has its model: torch, oneDNN, Horovod, TensorBoard, data readers (measured)."""
 
 
 def peak_bytes(structure: Structure, batch_size: int) -> float:
@@ -101,7 +101,7 @@ def peak_bytes(structure: Structure, batch_size: int) -> float:
 
 
 def made_bytes(structure: Structure, batch_size: int, least_bytes: float) -> float:
-    """Bytes that a step makes in blocks of `least_bytes` or more; 0 if lifetimes are not known.
+    """Bytes that a step allocates in blocks of `least_bytes` or more; 0 if lifetimes are not known.
 
     The workspace of recurrent layers does not count: its pages are not new in each step (their page
     faults were counted).
@@ -116,10 +116,10 @@ def made_bytes(structure: Structure, batch_size: int, least_bytes: float) -> flo
 
 
 def kept_bytes(structure: Structure, device_type: str) -> float:
-    """What a rank holds besides its step for a model of this size.
+    """The memory of a rank besides its step, for a model of this size.
 
-    The buffer in which gradients are summed. If the rank computes in the host's memory, also two
-    copies of parameters and optimizer state for checkpoints (one rank's; if they are large, the
+    It is the buffer in which gradients are summed and, if the rank computes in the host's memory,
+    two copies of parameters and optimizer state for checkpoints (one rank's; if they are large, the
     ranks share them).
     """
     # Idle memory without gradients: parameters, buffers, and the optimizer's state.
@@ -130,8 +130,8 @@ def kept_bytes(structure: Structure, device_type: str) -> float:
 def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
     """A bound on the resident bytes that a step adds: c0 · code + c1 · held + c2 · largest block.
 
-    The largest block counts because whether it finds room in a hole differs between processes.
-    `expected` is `peak_bytes` at that batch size.
+    The largest block is a term because it fits into a hole in some processes only. `expected` is
+    `peak_bytes` at that batch size.
     """
     if structure.most_held_bytes is None:
         kinds, heap = excess_terms(structure, batch_size, expected)
@@ -150,7 +150,7 @@ def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
 
 
 def code_bytes(structure: Structure) -> float:
-    """Code that is read for the first time, and compiled kernels, by kinds of operations."""
+    """The memory of loaded code and compiled kernels, by kinds of operations."""
     kinds = {one.kind for one in structure.trace}
     return 2**20 * (_CODE_MIB + sum(size for kind, size in _KIND_CODE_MIB.items() if kind in kinds))
 
@@ -162,9 +162,9 @@ def lasting_bytes(structure: Structure) -> float:
 
 
 def prepared(structure: Structure) -> tuple[int, int]:
-    """The counts of operations for which libraries keep what they prepared.
+    """The counts of convolutions and products, for which libraries keep prepared data.
 
-    Convolutions, with backward ones on their own, and products.
+    Backward convolutions count separately.
     """
     of = Counter(one.family for one in structure.trace)
     return of["conv"] + of["conv_backward"], of["matmul"]
@@ -180,11 +180,11 @@ def block_bytes(structure: Structure, batch_size: int) -> float:
 
 
 def most_held_bytes(structure: Structure) -> Knots | None:
-    """What the heap's model holds at most, by batch size; None if lifetimes are not known.
+    """The most bytes in the heap's model, by batch size; None if lifetimes are not known.
 
-    The maximum of several simulations. They run when a structure is extracted, which keeps the
-    result, because an estimate has less time. Beyond the largest simulated batch, the line between
-    the last two continues.
+    It is the maximum of several simulations. They run when a structure is extracted, which stores
+    the result, because an estimate must be fast. Beyond the largest simulated batch, the line
+    between the last two continues.
     """
     lifetimes = structure.lifetimes
     if lifetimes is None:

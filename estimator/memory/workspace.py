@@ -16,14 +16,14 @@ from trainwright.estimator.structure import REQUIRED_DIMS, Operation
 
 BLOCK = 16
 _ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_SCRATCH = 40_000.0  # of oneDNN's kernels for strided and transposed convolutions, roughly
-_FEW_CHANNELS = 3  # images of so few channels are read without a copy for the filters' gradient
+_SCRATCH = 40_000.0  # bytes of oneDNN's strided and transposed convolutions, approximately
+_FEW_CHANNELS = 3  # images with at most these are not copied for the filters' gradient
 _SMALL_KERNEL = 9  # places; depthwise kernels up to this size are summed in registers
 _PARTS = 256  # larger ones, with channels last, are summed from so many parts
 
 
 def operation_workspace_bytes(operation: Operation, batch_size: int) -> float:
-    """The workspace of each call of an operation in a step of this many samples."""
+    """The workspace of each call of an operation in a step with this many samples."""
     if operation.family not in REQUIRED_DIMS:
         return 0.0
     sizes = {name: line(batch_size) for name, line in operation.dims.items()}
@@ -31,7 +31,7 @@ def operation_workspace_bytes(operation: Operation, batch_size: int) -> float:
 
 
 def workspace_bytes(family: str, dtype: str, dims: Mapping[str, float]) -> float:
-    """Bytes that one call needs at its worst moment, beyond its arguments and results."""
+    """The most bytes that one call needs at a time, beyond its arguments and results."""
     item = _ITEM.get(dtype, 4)
     if family == "rnn" and "steps" in dims:
         return _recurrent(dims, item)
@@ -84,7 +84,7 @@ def _by_onednn(dims: Mapping[str, float]) -> bool:
 
 
 def _copies(dims: Mapping[str, float], size: _Sizes) -> tuple[float, float]:
-    """Bytes of images and of results' gradients whose layout is wrong and that are copied first."""
+    """Bytes of images and of results' gradients that are copied first because of their layout."""
     return (
         size.images if dims.get("images_copied") else 0.0,
         size.results if dims.get("gradient_copied") else 0.0,

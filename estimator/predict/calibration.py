@@ -1,19 +1,17 @@
-"""A device's calibration: what operations and steps cost there. A JSON file; loads no torch.
+"""A device's calibration: the costs of operations and steps on it. A JSON file; loads no torch.
 
 A training step takes e + c · Σ t + d · (number of operations) + f · (bytes of its large blocks).
-Σ t are its operations by `op_cost`, in memory that the process already holds, as whole steps have
-corrected them (`fit.whole_steps`). c, d and e are what operations cost one another, what Python and
-autograd take for each, and what they take for a step (`fit.step_fit`). f is for memory that the
-kernel provides and takes back with each block (`memory.freed_memory`).
+Σ t is the time of its operations by `op_cost`, in memory that the process already holds, corrected
+by whole steps (`fit.whole_steps`). c is the effect of operations on each other, d the time of
+Python and autograd per operation, e that per step (`fit.step_fit`). f is the cost of memory that is mapped
+and returned with each block (`memory.freed_memory`).
 
 The 90 % interval is exp(± q · σ) times that, σ² = σ₀² + Σ over families (Σ share · deviation)². σ₀
 is how far steps are from the sum of their operations. The deviations are those of `op_cost` for
 operations that calibration has not seen; within a family they are assumed to err together. The
-interval is of wall-clock time, on a machine that other programs disturb as much as while it was
-calibrated.
+interval is of wall-clock time, under as much other load as during calibration.
 
-Under another version of torch than the one that was measured, σ₀ grows by a stated amount
-(`for_torch`).
+For another version of torch than the measured one, σ₀ grows by a stated amount (`for_torch`).
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ SCHEMA_VERSION = 9
 # 9 a recurrent layer's workspace is among the bytes it moves.
 _READ = (3, 4, 5, 6, 7, 8, SCHEMA_VERSION)
 _MOST_DEVIATION, _MOST_QUANTILE, _LEAST_QUANTILE = 10.0, 1e3, 0.1
-_MOST_WIDTH = 100.0  # of an interval's logarithm: a factor of e^100 means that nothing is known
+_MOST_WIDTH = 100.0  # largest logarithm of an interval's factor: e^100 means that nothing is known
 OTHER_TORCH_DEVIATION = 0.2
-"""How far a step's time changes between two versions of torch: the logarithm's standard deviation.
+"""A step's time under two versions of torch: standard deviation of the ratio's logarithm.
 
 An assumption, not a measurement: with it alone, the 90 % interval is a factor of 1.39 either way.
 Finished runs under the version in use narrow it (`correction`).
@@ -73,7 +71,7 @@ class StepCorrection(FrozenModel):
     fixed_s: float = 0.0
 
     def __call__(self, ops_s: Any, count: Any) -> Any:
-        """Seconds of a step from those of its operations and their number; numbers or arrays."""
+        """Seconds of a step from its operations' total seconds and number; numbers or arrays."""
         import numpy as np
 
         return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
@@ -83,16 +81,16 @@ class About(FrozenModel):
     """Facts about a predicted step besides its median."""
 
     coverage: float = Field(
-        description="the share of its time in kinds of operations that were measured"
+        description="share of its time in kinds of operations that were measured"
     )
     unknown: tuple[str, ...] = Field(description="the other kinds, most expensive first")
-    low_factor: float = Field(description="the 90 % interval's ends over the median")
+    low_factor: float = Field(description="ends of the 90 % interval, relative to the median")
     high_factor: float
     steps_factor: float = Field(
         description="`high_factor` if the costs of its operations were known exactly"
     )
     shares: dict[str, float] = Field(
-        description="of its operations' time, by family of cost; they sum to one"
+        description="shares of its operations' time, by family of cost; they sum to one"
     )
 
 
@@ -123,8 +121,7 @@ class Calibration(FrozenModel):
     families: dict[str, FamilyCost] = Field(min_length=1)
     reference: str | None = Field(
         default=None,
-        description="the processor of the reference that these costs are scaled from; None: the "
-        "device's own costs",
+        description="processor of the reference whose costs are scaled; None: no reference",
     )
     kinds: tuple[str, ...] = Field(description="the operations that were measured")
     correction: StepCorrection
@@ -132,20 +129,20 @@ class Calibration(FrozenModel):
     step_deviation: float = Field(
         ge=0,
         le=_MOST_DEVIATION,
-        description="σ₀: of the logarithm of a step's time over its operations'",
+        description="σ₀: standard deviation of ln(a step's time / its operations' time)",
     )
     interval_quantile: float = Field(
         ge=0, le=_MOST_QUANTILE, description="q: half the interval's width in deviations"
     )
     power: PowerDraw | None = Field(
-        default=None, description="None: no meter; of a CPU, the power of `threads` cores"
+        default=None, description="for a CPU, the power of `threads` cores; None: no meter"
     )
     first_touch_s_per_byte: float = Field(
-        default=0.0, ge=0, description="f: of memory that is mapped, touched and given back"
+        default=0.0, ge=0, description="f: cost of memory that is mapped, touched and returned"
     )
     loop: LoopCost | None = Field(
         default=None,
-        description="what the training loop adds to a model's step; None: not measured",
+        description="the training loop's time per step; None: not measured",
     )
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
@@ -156,13 +153,13 @@ class Calibration(FrozenModel):
         return self.step(structure, batch_sizes, batch_sizes[0])[0]
 
     def about(self, structure: Structure, batch_size: int) -> About:
-        """How certain the prediction of a step is, and what it consists of."""
+        """The uncertainty of a step's prediction, and its composition."""
         return self.step(structure, [batch_size], batch_size)[1]
 
     def step(
         self, structure: Structure, batch_sizes: Sequence[int], at: int
     ) -> tuple[list[float], About]:
-        """`step_times_s`, and `about` at one batch size, for little more than the former."""
+        """`step_times_s`, and `about` at one batch size; takes little more time than the former."""
         step, count, raw = StepWork(structure), op_count(structure), []
         for size in batch_sizes:
             work = step(size)
@@ -203,7 +200,7 @@ class Calibration(FrozenModel):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def for_torch(self, version: str) -> Calibration:
-        """The same costs for another version of torch than was measured, with a wider interval."""
+        """The same costs for a version of torch that was not measured, with a wider interval."""
         if version == self.torch:
             return self
         before = self.measured_torch or self.torch
@@ -221,7 +218,7 @@ class Calibration(FrozenModel):
         return self.model_copy(update={"step_deviation": deviation, "interval_quantile": quantile})
 
     def torch_note(self) -> str | None:
-        """What a person should know if another version of torch was measured."""
+        """Notes for users if another version of torch was measured."""
         if self.measured_torch is None or self.measured_torch == self.torch:
             return None
         factor = math.exp(NINETY * OTHER_TORCH_DEVIATION)
@@ -251,7 +248,7 @@ def _times(width: float) -> float:
 
 
 def op_count(structure: Structure) -> int:
-    """How many operations a step calls."""
+    """The number of operations that a step calls."""
     return sum(one.count for one in structure.trace)
 
 

@@ -27,7 +27,7 @@ GRADIENT_BUCKET_BYTES = 4 << 20
 """Gradients are summed in buckets of at most this size, each once the backward pass filled it."""
 FIGURES_BYTES = 1 << 10
 """Loss, accuracy and which parameters were used: summed at the end of every step."""
-# Beyond any link. It keeps the bandwidth finite when times do not grow with the bytes.
+# Faster than any link; keeps the bandwidth finite if times do not grow with the bytes.
 _FASTEST_BYTES_PER_S = 1e13
 _SHORTEST_S = 1e-9
 
@@ -44,7 +44,7 @@ class Link(FrozenModel):
     spread: float = Field(ge=0)
 
     def time(self, messages: float, volume_bytes: float) -> Interval:
-        """Seconds for a sequence of messages with these bytes in all: messages · α + volume / β."""
+        """Seconds for a sequence of messages with this total volume: messages · α + volume / β."""
         median = messages * self.latency_s + volume_bytes / self.bandwidth_bytes_per_s
         return Interval(
             median=median, low=median / (1 + self.spread), high=median * (1 + self.spread)
@@ -92,9 +92,7 @@ def all_reduce(link: Link, size_bytes: float, ranks: int) -> Interval:
 
 
 def all_reduces(link: Link, size_bytes: float, pieces: int, ranks: int) -> Interval:
-    """Seconds for a sequence of all-reduces of m bytes together: as `all_reduce`, but with the
-    messages of each.
-    """
+    """Seconds for several all-reduces of m bytes in total, with the messages of each."""
     _check(size_bytes, ranks)
     messages, volume_bytes = _ring(size_bytes, ranks)
     return link.time(2 * messages * pieces, 2 * volume_bytes)
@@ -106,8 +104,8 @@ def on_cycle(
     """Seconds for sums by a library that works in cycles.
 
     A sum waits for the next cycle; then ranks agree on what is ready, sum it, and the waiting rank
-    notices. Ranks agree in every cycle, so a sum that comes in the middle of one waits for its end:
-    half a cycle and half an agreement at the median. `agreed` is the time of an agreement (a small
+    notices. Ranks agree in every cycle, so a sum that comes during a cycle waits for its end: half
+    a cycle and half an agreement at the median. `agreed` is the time of an agreement (a small
     all-reduce); the waiting rank polls every `poll_s`. With a cycle of 0 the library begins at once
     and wakes the waiting rank. Raises ValueError for a negative cycle.
     """
@@ -125,11 +123,11 @@ def on_cycle(
 def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:
     """The link that explains measured all-reduces best; samples are (bytes, ranks, seconds).
 
-    The median of each size counts. Over those, the fit minimises Σ |1 − predicted / seconds| for
-    α, 1 / β ≥ 0, as a linear program. Errors are relative, so that small sizes count as much as
-    large ones, and absolute, so that a size off the line does not bend it more than others.
-    `spread` is the 90th percentile, over all samples, of the factor between measured and predicted,
-    less one. Raises BadInput for fewer than two sizes, or a time that is not above zero.
+    The median of each size counts. Over those, the fit minimises Σ |1 − predicted / seconds| for α,
+    1 / β ≥ 0, as a linear program. Errors are relative, so that small sizes count as much as large
+    ones, and absolute, so that outliers have no more weight than other sizes. `spread` is the 90th
+    percentile, over all samples, of the factor between measured and predicted, less one. Raises
+    BadInput for fewer than two sizes, or a time that is not above zero.
     """
     import numpy as np
     from scipy.optimize import linprog
@@ -175,7 +173,7 @@ def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:
 
 
 def _ring(size_bytes: float, ranks: int) -> tuple[float, float]:
-    """Messages, and the bytes they carry, of one way round the ring: n − 1, and (n − 1) / n · m."""
+    """Messages, and their bytes, of one pass around the ring: n − 1, and (n − 1) / n · m."""
     return ranks - 1, (ranks - 1) / ranks * size_bytes
 
 

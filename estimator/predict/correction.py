@@ -1,10 +1,10 @@
-"""Corrects a device's predictions by finished runs, and says how far off the next one may be.
+"""Corrects a device's predictions by finished runs, and estimates the error of the next one.
 
 Arithmetic; loads no torch. For each run, y = log(measured / predicted), where the prediction is the
 calibration's alone. y is a Gaussian process over the model and its batch, with a part for the
-device (and the rank's share of it), one for the families on which the step's time is spent, one for
-the same model, and one that changes from run to run. Before any run, the process's variance σ² is
-that of the calibration's interval, so that without evidence nothing changes.
+device (and the rank's share of it), one for the families of the step's operations, one for the same
+model, and one that changes from run to run. Before any run, the process's variance σ² is that of
+the calibration's interval, so that without runs nothing changes.
 
     k(p, q) = s² v · [ D (1 + [same cores]) / 2
                        + F · cos(f_p, f_q)² · M(p, q)
@@ -46,18 +46,18 @@ _DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
 _BATCH_LENGTH = math.log(8)
 # Measured: the halves of a run differ by 6 % at the median, and a tenth of them by 20 to 30 %.
 _RUN_NOISE = 0.1
-_STEPS_TOGETHER = 20  # consecutive steps that are slow or fast together
-_OTHER_CALIBRATION = 0.1  # by how much two calibrations of a device differ
-_FURTHEST = 2.0  # a run that is further off (e²) shows something else than its device
+_STEPS_TOGETHER = 20  # number of consecutive steps that are slow or fast together
+_OTHER_CALIBRATION = 0.1  # difference between two calibrations of a device
+_FURTHEST = 2.0  # a run with a larger error (e²) shows something other than its device
 _SIGNALS, _NOISES = (1.0, 0.5, 2.0, 4.0), (1.0, 2.0, 4.0)  # s, r
 _CHANGES = ((0.0, 1.0), *itertools.product((1.0, 3.0), (4.0, 16.0)))  # c, λ
-_RARELY = 1.0  # log odds against a machine whose speed changes: runs must show it
+_RARELY = 1.0  # prior log odds against a machine whose speed changes
 _FREEDOM = 4.0  # ν
 _ROUNDS = 8
 
 
 class Finding(FrozenModel):
-    """What the calibration alone predicted for one device of a run, and what was measured."""
+    """The calibration's own prediction for one device of a run, and the measurement."""
 
     basis: Basis
     cores: float | None
@@ -65,10 +65,10 @@ class Finding(FrozenModel):
     steps: int = Field(ge=1, description="steps in the measured median")
     predicted_step_time_s: float = Field(gt=0)
     predicted_loop_s: float | None = Field(
-        default=None, description="its part for the training loop; None: not included"
+        default=None, description="the training loop's part of it; None: not included"
     )
     measured_step_time_s: Interval = Field(
-        description="of the rank's own work: median, 5th and 95th percentile"
+        description="time of the rank's own work: median, 5th and 95th percentile"
     )
     memory_batch_size: int = Field(ge=1, description="the largest batch in the run")
     predicted_peak_memory_bytes: float = Field(gt=0, description="of the step alone")
@@ -79,7 +79,7 @@ class Finding(FrozenModel):
 
 
 class FinishedRun(FrozenModel):
-    """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run measured of a type.
+    """`<store>/calibrations/<device type>/runs/<run id>.json`: a run's measurements by type.
 
     Runs are ordered by the last part of `run`, their id, which begins with the time of creation.
     """
@@ -163,8 +163,8 @@ def _with_time(
 def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) -> DeviceCurve:
     """The curve with corrected `process_bytes`.
 
-    A rank's process takes what the model's size says, plus the median of what other runs took
-    beyond that. The sum is at least what the same model was seen to take.
+    They are the part due to the model's size, plus the median of the remaining memory in other
+    runs. The rank's memory is at least that in runs of the same model.
     """
     besides = [
         one.measured_peak_memory_bytes - one.predicted_peak_memory_bytes - one.kept_bytes
@@ -180,9 +180,9 @@ def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) 
 
 
 def _own_noise(finding: Finding) -> float:
-    """The variance of the logarithm of a run's median, from steps that are independent.
+    """The variance of the logarithm of a run's median, from the number of independent steps.
 
-    That of a median is π/2 times that of a mean, for normally distributed steps.
+    A median's variance is π/2 times that of a mean, for normally distributed steps.
     """
     time = finding.measured_step_time_s
     if not 0 < time.low <= time.high:
@@ -194,7 +194,8 @@ def _own_noise(finding: Finding) -> float:
 def _predicted_s(curve: DeviceCurve, finding: Finding) -> float:
     """The predicted time, comparable with the curve's.
 
-    If it was of the model's step alone and the curve includes the training loop, the loop is added.
+    If the prediction was of the model's step alone and the curve includes the training loop, the
+    loop's time is added.
     """
     alone = finding.predicted_loop_s is None
     return finding.predicted_step_time_s + (
@@ -258,7 +259,7 @@ class _Learned:
 def _posterior(
     places: _Seen, off: Sequence[float], noise: Sequence[float], variance: float, floor: float
 ) -> _Learned:
-    """What findings with errors `off` say about the places after them.
+    """The prediction at the places after the findings, from the findings' errors `off`.
 
     `noise` is the variance of each, `variance` that of the process, and `floor` that between two
     runs of the same step.
@@ -281,7 +282,7 @@ def _posterior(
         weight = np.minimum(1.0, (_FREEDOM + 1) / (_FREEDOM + apart**2 * deviations**2 / alone))
         extra = alone * (1 / weight - 1)
     means, _ = _given(among, own + extra, known)
-    # Good predictions of other steps do not narrow an interval; only runs near it do.
+    # Accurate predictions of other steps do not narrow an interval; only runs near it do.
     _, variances = _given(max(1.0, signal) ** 2 * every + changes[change], own + extra, known)
     return _Learned(means.tolist(), (variances + loud**2 * floor).tolist())
 

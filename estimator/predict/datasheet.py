@@ -4,11 +4,11 @@ Arithmetic; loads no torch.
 
     t = latency + max(flops / (share · peak), bytes / (share · bandwidth))
 
-The shares of a device's peaks that eager training reaches, by family of operations, are an
-assumption for all devices, rounded and fitted to none. End to end, training of large transformers
-reaches 0.44 to 0.52 of the arithmetic peak (Narayanan et al., arXiv:2104.04473). Operations other
-than matrix products are bound by memory and reach a part of the bandwidth (Ivanov et al., Data
-Movement Is All You Need, arXiv:2007.00072). A single device differs from the shares by
+The shares of a device's peaks that eager training reaches, by family of operations, are
+assumptions: rounded, the same for all devices, and not fitted. End to end, training of large
+transformers reaches 0.44 to 0.52 of the arithmetic peak (Narayanan et al., arXiv:2104.04473).
+Operations other than matrix products are bound by memory and reach a part of the bandwidth (Ivanov
+et al., Data Movement Is All You Need, arXiv:2007.00072). A single device differs from the shares by
 `RATE_WIDTH`.
 """
 

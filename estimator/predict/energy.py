@@ -1,7 +1,7 @@
 """The power of a device and the energy of a step. Arithmetic; loads no torch.
 
 Power is measured if the machine has a meter (`measure.energy_meter`), else it is the datasheet's;
-it says which.
+`PowerDraw.source` says which.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trainwright.estimator.devices import cores_used, known_type
 from trainwright.estimator.frozen_model import FrozenModel
 
 _DATASHEET_SPREAD = 0.5
-"""An assumption: makers state a board's limit; what training draws of it depends on the model."""
+"""An assumption: makers state a board's limit; the share drawn by training depends on the model."""
 
 
 class PowerDraw(FrozenModel):
-    """What a device draws in W: `idle_w` while it is leased but waits, `load_w` while it computes.
+    """A device's power in W: `idle_w` while it is leased but waits, `load_w` while it computes.
 
     `spread` is the relative half width of the 90 % interval: a power p is predicted as
     p / (1 + spread) to p · (1 + spread).
@@ -28,7 +28,7 @@ class PowerDraw(FrozenModel):
     idle_w: float = Field(ge=0)
     load_w: float = Field(ge=0)
     source: Literal["nvml", "rapl", "measured", "datasheet"] = Field(
-        description="`measured`: by one of the meters"
+        description="`measured`: if it is from a meter"
     )
     spread: float = Field(default=0.0, ge=0)
 
@@ -38,14 +38,14 @@ class PowerDraw(FrozenModel):
         return "datasheet" if self.source == "datasheet" else "measured"
 
     def __mul__(self, factor: float) -> PowerDraw:
-        """The power of `factor` (>= 0) such devices; a share of a core draws its share."""
+        """The power of `factor` (>= 0) such devices; a share of a core draws that share."""
         return self.model_copy(
             update={"idle_w": self.idle_w * factor, "load_w": self.load_w * factor}
         )
 
 
 def datasheet_power(device_type: str, cores: float | None = None) -> PowerDraw:
-    """The maker's figures; for a CPU, of those cores (default: one) that its threads keep busy.
+    """The maker's figures; for a CPU, of the cores (default: one) that its threads keep busy.
 
     Raises BadInput for an unknown device type.
     """
@@ -72,7 +72,8 @@ def power_of(curve: DeviceCurve) -> PowerDraw | None:
 def step_energy(step_time: Interval, power: PowerDraw, *, wait_s: float = 0.0) -> Interval:
     """Joules of one step on one device: load_w · step_time + idle_w · wait for other ranks.
 
-    The bounds are those of time and power erring together. Raises ValueError for a negative wait.
+    The bounds assume that the errors of time and power coincide. Raises ValueError for a negative
+    wait.
     """
     if wait_s < 0:
         raise ValueError(f"wait {wait_s:g} s; allowed: 0 s or more")

@@ -1,6 +1,8 @@
-"""What the training loop adds to a model's own step. Arithmetic; loads no torch.
+"""The training loop's time per step, in addition to the model's own step.
 
-It gathers rows, copies gradients for the sum and records the step:
+Arithmetic; loads no torch.
+
+The loop gathers rows, copies gradients for the sum and records the step:
 
     t = step + tensor · P + gradient_byte · G + input_byte · I(b) + norm · N + norm_byte · V(b)
 
@@ -22,7 +24,7 @@ from trainwright.estimator.curves import Affine, DeviceCurve, Knots, line_throug
 from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.structure import Structure
 
-_TENSORS_PER_LAYER = 2  # weight and bias, in a structure that does not count them
+_TENSORS_PER_LAYER = 2  # weight and bias; for a structure that does not count them
 _BATCH_NORM = "aten.native_batch_norm"
 
 
@@ -61,7 +63,7 @@ class LoopCost(FrozenModel):
 
 
 def loop_work(structure: Structure, batch_size: int) -> LoopWork:
-    """The loop's work for a structure's step of so many samples."""
+    """The loop's work for a structure's step with this batch size."""
     norms = [one for one in structure.trace if one.kind == _BATCH_NORM]
     tensors = structure.parameter_tensors
     if tensors is None:
@@ -101,10 +103,10 @@ def in_training(curve: DeviceCurve, structure: Structure, cost: LoopCost) -> Dev
 
 
 def fit_loop(samples: Sequence[tuple[LoopWork, float]]) -> LoopCost:
-    """The cost that explains samples of (work, seconds beyond the model's step) best.
+    """The best fit to samples of (work, seconds in addition to the model's step).
 
-    It minimises Σ (1 − predicted / seconds)² without negative parts. Raises ValueError for a time
-    that is not above zero.
+    Minimises Σ (1 − predicted / seconds)² without negative parts. Raises ValueError for a time that
+    is not above zero.
     """
     import numpy as np
     from scipy.optimize import nnls

@@ -1,4 +1,4 @@
-"""The speed of a machine at a moment, from kernels that are always the same. Loads no torch."""
+"""The speed of a machine at one time, from kernels that are always the same. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ SENTINEL_CALLS = 90
 
 
 class Speed(FrozenModel):
-    """Seconds that three sentinel kernels took at a moment.
+    """Seconds that three sentinel kernels took at one time.
 
-    Neighbours on a machine take caches, memory and core time from a program, which slows its parts
-    down by different factors.
+    Other programs take caches, memory bandwidth and core time, which slows kernels down by
+    different factors.
     """
 
     compute_s: float = Field(
-        gt=0, description="matrix products in the caches, of `SENTINEL_FLOPS` together"
+        gt=0, description="matrix products in the caches, `SENTINEL_FLOPS` in total"
     )
     memory_s: float = Field(gt=0, description="a sum of arrays that do not fit in the caches")
     calls_s: float = Field(gt=0, description="a chain of `SENTINEL_CALLS` small operations")
 
     def slower(self, than: Speed, seconds: float, flops: float, calls: float = 1.0) -> float:
-        """The time of some work at this speed over its time at the speed `than`.
+        """The time of some work at this speed, divided by its time at the speed `than`.
 
         The work took so many `seconds` at this speed. The time of its FLOPs and calls at the
         sentinel's rates scales with those kernels. The rest moves bytes, within caches or beyond

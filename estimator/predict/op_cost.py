@@ -1,14 +1,14 @@
-"""The cost of an operation on a device: its family's roofline, and measured differences from it.
+"""The cost of an operation on a device: its family's roofline and measured deviations from it.
 
 Arithmetic; loads no torch.
 
     t = roofline(flops, bytes) · exp(r(x))        roofline = a + max(flops / F, bytes / B)
 
 r is the mean of a Gaussian process over x, the logarithms of FLOPs, bytes and the operation's
-sizes. It follows alike operations that calibration has seen; far from all of them it goes to zero
-and the roofline remains. Its kernel is Matérn's of order 3/2, M, over the distance d with a length
-for each size. It has a part for the family and a part for the kind (`aten.exp` and `aten.add` are
-both elementwise). Lengths, amplitudes and noise have the highest marginal likelihood.
+sizes. Near operations that calibration has measured it follows these; far from all of them it is
+zero, and the roofline remains. Its kernel is Matérn's of order 3/2, M, over the distance d with a
+length for each size. It has a part for the family and a part for the kind (`aten.exp` and
+`aten.add` are both elementwise). Lengths, amplitudes and noise maximise the marginal likelihood.
 
     k(x, y) = σ₁² M(d) + σ₂² [same kind] M(d / 2)        M(d) = (1 + √3 d) exp(−√3 d)
 
@@ -29,11 +29,11 @@ from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.predict.step_work import FamilyWork
 
 _MOST_S, _LEAST_RATE, _MOST_DEVIATION = 1e6, 1e-6, 1e3  # far beyond any device
-_FURTHEST = 2.5  # of r: a cost is never more than e^2.5 off its roofline
+_FURTHEST = 2.5  # largest |r|: a cost differs from its roofline by at most a factor of e^2.5
 
 
 class OpSample(FrozenModel):
-    """A timed operation of a step: `seconds` of one call, the mean over `count` alike calls."""
+    """A timed operation of a step: `seconds` of one call, the mean over `count` similar calls."""
 
     kind: str
     family: str
@@ -79,7 +79,7 @@ class Kernel(FrozenModel):
     def __call__(self, left: Any, right: Any, alike: Any) -> Any:
         """k between two sets of points. Shapes: (n, d), (m, d), (n, m); (n, m).
 
-        `alike` says whether two points are of one kind.
+        `alike` says whether two points have the same kind.
         """
         import numpy as np
 
@@ -102,7 +102,10 @@ class Kernel(FrozenModel):
 
 
 class FamilyCost(FrozenModel):
-    """The cost of a family's operations. `weights` are the process's at its `points`: K⁻¹ r."""
+    """The cost of a family's operations.
+
+    `weights` are the process's weights at its `points`: K⁻¹ r.
+    """
 
     roofline: Roofline
     dims: tuple[str, ...]
@@ -113,7 +116,7 @@ class FamilyCost(FrozenModel):
 
     @model_validator(mode="after")
     def _can_be(self) -> FamilyCost:
-        """Checks rooflines and kernels here, because a fit tries impossible ones on its way."""
+        """Rooflines and kernels are checked here, because a fit also tries impossible ones."""
         line, kernel = self.roofline, self.kernel
         deviations = (kernel.family_sigma, kernel.kind_sigma, kernel.noise)
         possible = (
@@ -158,7 +161,7 @@ class FamilyCost(FrozenModel):
 def log_point(
     flops: float, moved: float, dims: Mapping[str, float], names: Sequence[str]
 ) -> list[float]:
-    """The coordinates of an operation among others of its family."""
+    """The coordinates of an operation within its family."""
     return [
         math.log1p(flops),
         math.log1p(moved),
@@ -178,10 +181,10 @@ def alike(left: Sequence[str], right: Sequence[str]) -> Any:
 def times(
     costs: Mapping[str, FamilyCost], family: str, work: FamilyWork, flops_factor: float = 1.0
 ) -> tuple[Any, Any]:
-    """Seconds of each group of alike operations, and the deviation of the logarithm.
+    """Seconds of each group of similar operations, and the deviation of the logarithm.
 
     See `FamilyCost.predict`. An unknown family costs the same as elementwise operations by their
-    roofline, with a deviation of one: a factor of e.
+    roofline, with a deviation of 1, a factor of e.
     """
     import numpy as np
 

@@ -1,10 +1,10 @@
-"""Reference calibrations: machines that were measured for much longer than a calibration lasts.
+"""Reference calibrations: of machines that were measured for much longer than usual.
 
 The more networks a calibration has measured, the smaller its errors on others. In 90 s it measures
-some 200 to 500. A reference has many more, on another machine; its file comes with the package
-(`measure.measure_reference` made it). A CPU's calibration can scale a reference's costs by a factor
+about 200 to 500. A reference has many more, from another machine. Its file is in the package;
+`measure.measure_reference` made it. A CPU's calibration can scale a reference's costs by a factor
 for each family of operations, and then learn from its own steps (`fit.whole_steps`). It uses the
-reference, or none, that predicts its own networks best when they are left out (`fit.step_fit`).
+reference, if any, that predicts its own networks best when they are left out (`fit.step_fit`).
 Loads no torch.
 """
 

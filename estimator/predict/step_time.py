@@ -42,7 +42,7 @@ from trainwright.estimator.predict.step_work import cost_family
 from trainwright.estimator.quantiles import NINETY
 from trainwright.estimator.structure import Structure
 
-# The 90 % interval of the datasheet's guess: the widths of its priors, which err together.
+# The 90 % interval of the datasheet's estimate: the widths of its priors, whose errors coincide.
 _DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -59,10 +59,11 @@ def predict_curve(
 ) -> DeviceCurve:
     """The cost of a structure's training step on a device, at batch sizes around the traced one.
 
-    With `batch_size` it is known only at that size and its double, which is quicker. `cores` is for
-    CPUs: with fewer cores than the calibration's threads, a step takes threads / cores times as
-    long as measured; with more, as long, because threads are whole. `power_w` is (idle, load) and
-    overrides measured power and the datasheet; its uncertainty is that of the datasheet.
+    With `batch_size` it is computed only at that size and its double, which is faster. `cores` is
+    for CPUs. With fewer cores than the calibration's threads, a step takes threads / cores times as
+    long as measured; with more it takes the same time, because the number of threads is whole.
+    `power_w` is (idle, load) and overrides measured power and the datasheet; its uncertainty is
+    that of the datasheet.
 
     A structure and a calibration of different versions of torch give a wider interval and a note.
     Raises BadInput for a structure without operations.
@@ -139,7 +140,7 @@ def predict_curve(
 def _for_versions(
     structure: Structure, calibration: Calibration | None
 ) -> tuple[Calibration | None, tuple[str, ...]]:
-    """The calibration to use for a structure, and notes about versions of torch that differ."""
+    """The calibration to use for a structure, and notes about different versions of torch."""
     if calibration is None:
         return None, ()
     if (note := calibration.torch_note()) is not None:
@@ -157,8 +158,8 @@ def _for_versions(
 def _delay_collection() -> None:
     """Delay the next garbage collection by counting all present objects as old.
 
-    Python is due to collect once a structure has been read; that takes as long as the arithmetic
-    and finds nothing.
+    After a structure is read, Python is due to collect, which takes as long as the arithmetic and
+    finds nothing.
     """
     gc.freeze()
     gc.unfreeze()
@@ -182,13 +183,13 @@ def _power(
 
 
 def _around(batch_size: int) -> list[int]:
-    """The batch sizes at which a curve is known: usual ones around the traced one, and that one."""
+    """The batch sizes of a curve's knots: usual ones around the traced one, and the traced one."""
     near = [size for size in _BATCHES if batch_size / 8 <= size <= batch_size * 8]
     return sorted({*near, batch_size, 2 * batch_size})
 
 
 def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
-    """Σ latency + max(flops / F, bytes / B): the datasheet's guess."""
+    """Σ latency + max(flops / F, bytes / B): the datasheet's estimate."""
     took, rooflines = 0.0, dict[tuple[str, str], Roofline]()
     for one in structure.trace:
         groups = one.dims.get("groups")
@@ -206,9 +207,9 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
     """Time, memory and energy of one step, as `trainwright estimate --json` prints them.
 
     `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident
-    memory above what the process held before. `process_bytes` is the rest of a rank, and
-    `device_memory_bytes` its sum with `safe`. `memory_limit_bytes` is the device type's memory, or
-    None if it uses the machine's.
+    memory above what the process held before. `process_bytes` is the rest of a rank;
+    `device_memory_bytes` is `safe` plus `process_bytes`. `memory_limit_bytes` is the device type's
+    memory, or None if it uses the machine's.
     """
     time = curve.step_time(batch_size)
     power = power_of(curve)

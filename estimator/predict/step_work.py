@@ -1,13 +1,12 @@
 """A step's operations as arrays, by family of cost: the input of cost models. Loads no torch.
 
 Some quantities on which an operation's time depends belong to the whole step (`InStep`). Small
-operations are faster the more often the step calls their kind: `calls`. They find their tensors in
-a cache more often the less the whole step moves: `step_bytes`.
-
-Adam's square root of a table's second moments takes many times as long for a zero as for another
-value (MKL's vector mathematics), so its time depends on `zeros_in_ten`, how many of ten values are
-zero. Rows that no sample has looked up are zero. This holds for the first steps of a training, and
-those are what is measured; if later steps look up other rows, they become faster.
+operations are faster the more often the step calls their kind: `calls`. Their tensors are more
+often in a cache if the whole step moves fewer bytes: `step_bytes`. Adam's square root of a table's
+second moments takes many times as long for a zero as for another value (MKL's vector mathematics),
+so its time depends on `zeros_in_ten`, the number of zeros in ten values. Rows that no sample has
+looked up are zero. This is true for the first steps of a training, which calibration measures; if
+later steps look up other rows, they become faster.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ _PRODUCTS, _SUM, _ROOT = ("aten.mm", "aten.addmm"), "aten.add", "aten.sqrt"
 
 @dataclass(frozen=True)
 class FamilyWork:
-    """The operations of one family at one batch size. Arrays have a place for each group of alike
-    ones.
+    """The operations of one family at one batch size.
+
+    Arrays have an entry for each group of similar ones.
     """
 
     kinds: tuple[str, ...]
@@ -149,7 +149,7 @@ def _with_zeros(work: FamilyWork, zeros: Mapping[int, float]) -> FamilyWork:
 def _lines(lines: Sequence[Affine | None]) -> _Lines:
     """Lines as arrays; a missing line is 0.
 
-    The arrays are made from numbers: pairs would cause garbage collections.
+    The arrays are made from flat numbers: pairs would cause garbage collections.
     """
     import numpy as np
 
@@ -160,7 +160,7 @@ def _lines(lines: Sequence[Affine | None]) -> _Lines:
 
 
 def known_as(one: Operation) -> str:
-    """The kind as calibration names it: in half precision it is another operation."""
+    """The kind by calibration's name: in half precision it is another operation."""
     return f"{one.kind} in {one.dtype}" if one.dtype in ("bfloat16", "float16") else one.kind
 
 
@@ -180,7 +180,7 @@ class InStep:
         self._zeros = zeros_of_tables((kind, count, dims) for kind, count, _, dims in rows)
 
     def sizes(self, kind: str, family: str, dims: Mapping[str, float]) -> dict[str, float]:
-        """All sizes on which an operation's time depends: its own and the step's."""
+        """All sizes on which an operation's time depends: the operation's and the step's."""
         if family in _LARGE:
             return dict(dims)
         step_sizes = {"calls": float(self._calls[kind])}
@@ -193,10 +193,10 @@ class InStep:
 
 
 def zeros_of_tables(operations: Iterable[tuple[str, int, Mapping[str, float]]]) -> dict[int, float]:
-    """How many values of each table no sample looks up, by the table's size.
+    """The number of values of each table that no sample looks up, by the table's size.
 
-    The arguments are a step's operations (kind, count, dims). If a step looks up n of R rows,
-    evenly drawn, R · exp(−n / R) remain. A table is left out if something else contributes to its
+    The arguments are a step's operations (kind, count, dims). If a step looks up n of R rows at
+    random, R · exp(−n / R) remain. A table is left out if something else contributes to its
     gradient, such as a head that shares its parameters or weight decay: then no value is zero.
     """
     picked, rows, roots, dense = Counter[int](), dict[int, float](), Counter[int](), set[int]()

@@ -174,7 +174,7 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 _PICKS = ("embedding", "_embedding_bag", "index_select", "gather", "take")
-"""Operations that read only what they pick from a table."""
+"""Operations that read only selected rows of a table."""
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class OperationCall:
     """One call. `dims` are the sizes on which its time depends, in a fixed order for each family.
 
     `layout` describes how its tensors are laid out and how its filters move. Only its memory
-    depends on that.
+    depends on the layout.
     """
 
     kind: str
@@ -221,7 +221,7 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> OperationCall:
     writes = func._schema.is_mutable or any(
         one.untyped_storage()._cdata not in known for one in results
     )
-    if func.is_view or not writes:  # or a reshape without a copy: it costs only its call
+    if func.is_view or not writes:  # or a reshape without a copy, which costs only its call
         return OperationCall(kind, "view", "", 0.0, 0.0, {})
     name = kind.partition(".")[2]
     family = "elementwise" if kind.partition(".")[0] != "aten" else family_of(name)
@@ -263,8 +263,8 @@ def hidden_bytes(func: Any, args: Any, out: Any) -> float:
     """Bytes of results whose size fake tensors do not know.
 
     A oneDNN recurrent layer keeps them for its backward pass. Fitted to oneDNN's allocations
-    (within 1 % for layers over 100 KiB): 2 · gates + 6 · states of the wider side + states +
-    3 pages, leading dimensions padded.
+    (within 1 % for layers over 100 KiB): 2 · gates + 6 · states of the wider side + states + 3
+    pages, leading dimensions padded.
     """
     if not str(func._overloadpacket).endswith("mkldnn_rnn_layer") or tensors(out)[-1].numel():
         return 0.0
@@ -283,8 +283,8 @@ def hidden_bytes(func: Any, args: Any, out: Any) -> float:
 def _rnn_flops(name: str, args: Any) -> float:
     """2 · T · N · (I + H) · 4H for the gates of an LSTM, twice that backward.
 
-    Torch's own counter has none for them. cuDNN gets all layers at once, in a list of weights, each
-    of which multiplies every row of the sequences.
+    Torch's own counter has none for them. cuDNN gets the weights of all layers in a list; each
+    multiplies every row of the sequences.
     """
     if name.startswith("_cudnn_rnn"):
         rows = args[0].numel() // max(1, args[0].shape[-1])
@@ -297,7 +297,7 @@ def _rnn_flops(name: str, args: Any) -> float:
 
 
 def _conv_backward_flops(args: Any) -> float:
-    """As many as forward for each requested gradient. Torch's own counter ignores groups here."""
+    """The forward FLOPs for each requested gradient. Torch's own counter ignores groups here."""
     out, images, weight, mask = args[0], args[1], args[2], args[10]
     points = images if args[7] else out  # a transposed convolution spreads each input point
     forward = 2.0 * images.shape[0] * math.prod(points.shape[2:]) * weight.numel()
@@ -305,7 +305,7 @@ def _conv_backward_flops(args: Any) -> float:
 
 
 def _strided(*given: Any) -> float:
-    """How many of these tensors are not contiguous."""
+    """The number of these tensors that are not contiguous."""
     return float(sum(isinstance(one, torch.Tensor) and not one.is_contiguous() for one in given))
 
 
@@ -325,7 +325,7 @@ def _plain(
 def _index(
     name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]
 ) -> dict[str, float]:
-    """`picked` is the number of places that are looked up."""
+    """`picked` is the number of rows that are looked up."""
     places = [one.numel() for one in inputs if not one.is_floating_point() and one.dim()]
     return _plain(name, args, inputs, results) | {"picked": float(max(places, default=0))}
 
@@ -368,7 +368,7 @@ def _conv(
 
 
 def _conv_layout(name: str, args: Any) -> dict[str, float]:
-    """How torch computes a convolution, and what it copies first (aten/native/Convolution.cpp)."""
+    """How torch computes a convolution, and what it copies before (aten/native/Convolution.cpp)."""
     backward = name.startswith("convolution_backward")
     images, weight = (args[1], args[2]) if backward else (args[0], args[1])
     strides, dilations = (args[4], args[6]) if backward else (args[3], args[5])

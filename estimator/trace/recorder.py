@@ -1,4 +1,4 @@
-"""Records a training step as PyTorch's dispatcher sees it: operations and lives of storages.
+"""Records a training step as PyTorch's dispatcher sees it: operations and lifetimes of storages.
 
 The operations are those below autograd. With fake tensors nothing is computed. Loads torch.
 """
@@ -24,7 +24,7 @@ BOOKKEEPING = ("prim", "profiler")  # namespaces of calls that do no work
 
 @dataclass
 class LayerSeen:
-    """A module as it ran; parameters and FLOPs leave out its children's."""
+    """A module that ran; parameters and FLOPs exclude its children's."""
 
     kind: str
     output_shape: tuple[int, ...] = ()
@@ -35,8 +35,9 @@ class LayerSeen:
 
 @dataclass
 class Recording:
-    """What one step did. Bytes are of tensors' storages; an operation's `live_bytes` include its
-    results.
+    """The record of one step.
+
+    Bytes are of tensors' storages; an operation's `live_bytes` include its results.
     """
 
     operations: list[OperationCall] = field(default_factory=list)
@@ -50,7 +51,7 @@ class StorageEvent(NamedTuple):
     """An event in the order of a step.
 
     A storage was made (its number, its bytes) or freed (its number, None), or an operation ran
-    (-1 - its place).
+    (-1 - its index).
     """
 
     number: int
@@ -61,8 +62,8 @@ class StorageEvent(NamedTuple):
 class Lives:
     """Storages, numbered in order of creation, and recorded operations, as events in order.
 
-    `recorded` is the place where the recording began. `graphs` has, for each micro-batch, the
-    places where autograd's graph begins, where the backward pass begins, and where it has ended.
+    `recorded` is the index where the recording began. `graphs` has, for each micro-batch, the
+    indices where autograd's graph begins, where the backward pass begins, and where it has ended.
     """
 
     events: list[StorageEvent] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Lives:
 
 
 class OperationRecorder(TorchDispatchMode):
-    """Records inside `record()`; it follows storages all the time.
+    """Records operations inside `record()`, and storages all the time.
 
     `optimizing` is set while the optimizer steps: fake tensors do not depend on its step count.
     """
@@ -91,7 +92,7 @@ class OperationRecorder(TorchDispatchMode):
         if self.optimizing and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
         if self.optimizing and args and isinstance(args[0], FakeTensor) and _in_place(func):
-            out = args[0]  # most of an optimizer's operations: the result is known
+            out = args[0]  # most of an optimizer's operations, whose result is known
         else:
             out = func(*args, **kwargs)
         if func.namespace in BOOKKEEPING:
@@ -111,7 +112,7 @@ class OperationRecorder(TorchDispatchMode):
         recording.operations.append(seen)
         packet = func._overloadpacket
         if self.forward and packet in flop_registry:
-            # As torch's counter counts: it has no formula for fused recurrent layers.
+            # Like torch's counter, which has no formula for fused recurrent layers.
             flops = seen.flops if seen.family != "rnn" else 0.0
             recording.forward_flops += flops
             if recording.layers_running:
@@ -120,7 +121,7 @@ class OperationRecorder(TorchDispatchMode):
     def watch(self, tensor: torch.Tensor, hidden_bytes: float = 0.0) -> None:
         """Count a tensor's storage as alive until it is freed.
 
-        `hidden_bytes` are the bytes that a fake tensor does not know.
+        `hidden_bytes` are bytes that the fake tensor does not include.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -139,9 +140,9 @@ class OperationRecorder(TorchDispatchMode):
         self.live_bytes += size
 
     def graph_begins(self) -> None:
-        """Note that a micro-batch begins.
+        """Record that a micro-batch begins.
 
-        `graph_goes_on` then notes the beginning and the end of its backward pass.
+        `graph_goes_on` records the beginning and the end of its backward pass.
         """
         self.lives.graphs.append([len(self.lives.events)])
 
@@ -151,7 +152,7 @@ class OperationRecorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Recording]:
-        """Record what runs inside."""
+        """Record the operations that run inside."""
         self.recording = Recording()
         self.lives.recorded = len(self.lives.events)
         try:
@@ -162,7 +163,7 @@ class OperationRecorder(TorchDispatchMode):
 
 @functools.cache
 def _in_place(func: Any) -> bool:
-    """Whether an operation changes its first argument's values and returns it."""
+    """Whether an operation changes its first argument in place and returns it."""
     schema = func._schema  # `__lshift__` also ends with an underscore, but is not mutable
     named = schema.name.endswith("_") and schema.is_mutable
     return named and len(schema.returns) == 1 and torch.Tag.inplace_view not in func.tags

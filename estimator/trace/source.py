@@ -1,8 +1,7 @@
-"""A model's source: a file or module that defines `build_model`, and optionally `example_batch` and
-`loss`.
+"""A model's source: defines `build_model`, and optionally `example_batch` and `loss`.
 
 `snapshot` reads the whole source, `load` imports it from a folder. Loading runs the user's code and
-needs torch; whatever does so belongs in a separate process.
+needs torch, so do it in a separate process.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class BatchSpec(BaseModel):
 
 @dataclass(frozen=True)
 class ModelDefinition:
-    """What a model's source defines. `loss` is None if the job's task determines the loss."""
+    """The definitions of a model's source. `loss` is None if the job's task determines the loss."""
 
     build_model: Callable[..., Any]
     example_batch: Callable[[int], Any] | None
@@ -82,7 +81,7 @@ def _modules(folder: Path) -> dict[str, bytes]:
     found = sorted(folder.glob("*.py"))
     for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
         found += sorted(package.rglob("*.py"))
-    # Leave out folders, pipes and broken links with such names.
+    # Leave out folders, pipes and broken links with names like modules.
     files = {path.relative_to(folder).as_posix(): path for path in found if path.is_file()}
     if sum(path.stat().st_size for path in files.values()) > _MAX_BYTES:
         raise BadInput(

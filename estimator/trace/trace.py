@@ -1,11 +1,11 @@
 """Traces one training step of a model with fake tensors, which allocate no memory.
 
-At each of two batch sizes two whole steps run, and the second is recorded, because the optimizer's
-state exists then. Two sizes make every operation's FLOPs, bytes and sizes lines over the batch
-size. A model that looks at data while it is built or run can't be traced so; then real steps of
-tiny batches are recorded, and the structure says so. If these fail too, the model itself is broken.
-
-It runs the user's code, so `answer` is called in the sandbox only (`infra.sandbox`).
+Two whole steps run at each of two batch sizes. The second step is recorded, because only then does
+the optimizer's state exist. From the two sizes, every operation's FLOPs, bytes and sizes become
+lines over the batch size. A model that reads values while it is built or run can't be traced this
+way; then real steps of tiny batches are recorded, and the structure says so. If these fail too, the
+model itself is broken. This runs the user's code, so `answer` is called in the sandbox only
+(`infra.sandbox`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def trace(what: TrainingStepSpec, batch_size: int) -> Structure:
         return _structure(what, batch_size, batch_size, first, second, "fake tensors")
     except BadInput as error:
         if error.__cause__ is None:
-            raise  # found by us; an exception in the model may come from the fake tensors
+            raise  # our own error; an exception in the model may come from the fake tensors
     small = what.accumulation * min(batch_size, 2)
     first, second = _traced(what, small, fake=False), _traced(what, 2 * small, fake=False)
     return _structure(what, batch_size, small, first, second, "real step")
@@ -88,9 +88,9 @@ def _traced(what: TrainingStepSpec, batch_size: int, *, fake: bool) -> _Traced:
 
 
 class _RealConstants(TorchFunctionMode):
-    """Keeps small tables real among the fake tensors, and what models compute from them.
+    """Keeps small tables, and values computed from them, as real tensors among the fake ones.
 
-    Models make such tables while they are built, and look at their values.
+    Models make such tables while they are built, and read their values.
     """
 
     _MADE_BY = (torch.arange, torch.linspace, torch.logspace, torch.tensor)
@@ -111,7 +111,7 @@ class _RealConstants(TorchFunctionMode):
 def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> dict[str, LayerSeen]:
     """Record the shape and FLOPs of each module as it runs.
 
-    A parameter that modules share counts with the first of them.
+    A shared parameter counts for the first module that has it.
     """
     layers: dict[str, LayerSeen] = {}
     counted: set[int] = set()
@@ -146,7 +146,7 @@ def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> dict[
 
 @contextlib.contextmanager
 def _quiet_initialisers() -> Iterator[None]:
-    """Disables torch.nn.init: fake tensors have no values, and some initialisers look at them."""
+    """Disables torch.nn.init: fake tensors have no values, and some initialisers read them."""
     kept: dict[str, Callable[..., Any]] = {}
     for name in dir(torch.nn.init):
         function = getattr(torch.nn.init, name)
@@ -214,7 +214,7 @@ def _structure(
 
 
 def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:
-    """A shape seen at batch size `size`, converted to `batch_size`; an empty shape stays empty."""
+    """A shape at batch size `size`, converted to `batch_size`; an empty shape stays empty."""
     return (shape[0] * batch_size // size, *shape[1:]) if shape else ()
 
 

@@ -1,7 +1,7 @@
-"""One training step of a model as the ranks do it: forward, loss, backward, optimizer.
+"""One training step of a model, as ranks run it: forward, loss, backward, optimizer.
 
-The same step serves tracing with fake tensors and measuring time and memory. Loads torch and runs
-the user's code.
+Tracing with fake tensors and measuring time and memory use the same step. Loads torch and runs the
+user's code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch  # noqa: TID253 - whatever makes a step is a separate process
+import torch  # noqa: TID253 - code that runs steps is in a separate process
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
@@ -97,7 +97,7 @@ class TrainingStep:
     def _check_outputs(self, outputs: Any, targets: Any) -> None:
         """Compare the width of the output with the number of classes.
 
-        Fake labels are never out of range, so a wrong width would not fail by itself.
+        Fake labels are never out of range, so a wrong width would cause no error.
         """
         if (
             self.what.definition.loss is not None
@@ -136,7 +136,7 @@ def prepare(what: TrainingStepSpec, model: torch.nn.Module, batch_size: int) -> 
 
 @contextlib.contextmanager
 def default_dtype(precision: str) -> Iterator[None]:
-    """Gives new tensors the precision's type, because fake models can't be cast afterwards."""
+    """Creates tensors in the precision's type: fake models can't be converted afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(PARAMETER_DTYPES[precision])
     try:

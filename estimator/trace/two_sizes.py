@@ -28,9 +28,9 @@ def _through_origin(value: float, size: int) -> Affine:
 def at_any_size(
     first: list[OperationCall], second: list[OperationCall], size: int, idle: Affine
 ) -> tuple[list[Operation], list[int]]:
-    """The operations of a step, grouped by likeness, and the group of each operation that ran."""
+    """The operations of a step, grouped by similarity, and the group of each operation that ran."""
     alike = [one.kind for one in first] == [one.kind for one in second]
-    # Held all the time at any batch size: parameters, moments.
+    # Persistent memory at any batch size: parameters, moments.
     held = min([idle.fixed, *(one.live_bytes for one in first)])
     most: dict[Any, float] = {}
     counts: Counter[Any] = Counter()
@@ -45,7 +45,8 @@ def at_any_size(
             )
             live = line(one.live_bytes, two.live_bytes, size)
         else:
-            # Control flow depends on the batch size: scale the first step; what is held stays.
+            # Control flow depends on the batch size: scale the first step, except persistent
+            # memory.
             lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
             dims = tuple(
                 (name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items()
@@ -77,13 +78,13 @@ def at_any_size(
 def lifetimes(
     first: Lives, second: Lives, size: int, trace: list[Operation], ran: list[int]
 ) -> Lifetimes | None:
-    """The lives of storages, as lines over the batch size; None if their order differs."""
+    """The lifetimes of storages, as lines over the batch size; None if their order differs."""
     if [one.number for one in first.events] != [one.number for one in second.events]:
         return None
     sizes: dict[tuple[float, float], int] = {}
     lines: list[Affine] = []
     codes: list[int] = []
-    ops: dict[int, int] = {}  # place of a workspace -> its operation's place in the trace
+    ops: dict[int, int] = {}  # index of a workspace -> its operation's index in the trace
     for one, two in zip(first.events, second.events, strict=True):
         if one.number < 0:
             place = ran[-1 - one.number]

@@ -135,7 +135,7 @@ def until(
     seconds: float = 600,
     tell: Callable[[], str] = lambda: "",
 ) -> Found:
-    """Wait for a value and return it. If it times out, the message ends with the result of `tell`."""
+    """Wait for a value and return it. On a timeout, the message ends with the result of `tell`."""
     deadline = time.monotonic() + seconds
     while not (found := test()):
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what} {tell()}"
