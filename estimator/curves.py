@@ -54,7 +54,7 @@ class Knots(FrozenModel):
         if len(self.values) != len(self.sizes) or any(
             two <= one for one, two in itertools.pairwise(self.sizes)
         ):
-            raise ValueError("as many values as sizes, which rise")
+            raise ValueError("rising sizes, and a value for each")
         return self
 
     def __call__(self, batch_size: float) -> float:

@@ -25,4 +25,4 @@ def interface_of(address: str) -> str:
     found, here = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM), own_addresses()
     for wanted in sorted({str(one[4][0]) for one in found} & set(here)):
         return here[wanted]
-    raise OSError(f"not of this machine, which has {', '.join(sorted(here))}")
+    raise OSError(f"not an address of this machine, which has {', '.join(sorted(here))}")

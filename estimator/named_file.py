@@ -89,4 +89,4 @@ def _kind(mode: int) -> str:
         stat.S_IFBLK: "a device",
         stat.S_IFSOCK: "a socket",
     }
-    return kinds.get(stat.S_IFMT(mode), "not a file of bytes")
+    return kinds.get(stat.S_IFMT(mode), "not a regular file")

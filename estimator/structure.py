@@ -135,16 +135,16 @@ class Lifetimes(FrozenModel):
         for code in (*self.start, *self.step):
             if code < -made or code in ended:
                 raise ValueError(
-                    f"lifetimes: {code} ends a storage that is not there; {made} were made"
+                    f"lifetimes: {code} frees a storage that does not exist; {made} were made"
                 )
             made += 0 <= code < len(self.sizes)
             if code < 0:
                 ended.add(code)
         if max(self.start, default=-1) >= len(self.sizes):
-            raise ValueError("lifetimes: the start makes storages only")
+            raise ValueError("lifetimes: the start can only make storages")
         for graph in self.graphs or ():
             if not 0 <= graph[0] <= graph[1] <= graph[2] <= len(self.start) + len(self.step):
-                raise ValueError(f"lifetimes: graphs {graph} are not places in their order")
+                raise ValueError(f"lifetimes: graphs {graph} are not increasing indices")
         return self
 
     def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:

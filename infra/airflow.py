@@ -130,7 +130,7 @@ def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
                 check=False,
             )
         if ended.returncode != 0:
-            raise OSError(f"airflow db migrate ended with {ended.returncode} (log: {log_path})")
+            raise OSError(f"airflow db migrate exited with {ended.returncode} (log: {log_path})")
         write_private(done, version)
 
 

@@ -111,7 +111,7 @@ def decide(
     job = run.job()
     chosen = alias or (job.promotion.alias if job.promotion is not None else None)
     if chosen is None:
-        return Decision(promoted=False, alias=None, reason="the job names no promotion"), None
+        return Decision(promoted=False, alias=None, reason="the job has no `promotion`"), None
     chosen = validated(Promotion, {"alias": chosen}, "promotion").alias
     current, version = find_alias(run.root(), checked_name(name, job), chosen)
     return compare(run.uri, chosen, metric_of(job), model_metrics(run), current), version
@@ -197,7 +197,7 @@ def promote(
         decision, version = decide(run, name, alias)  # the alias changed: is this still better?
     raise ServiceUnreachable(
         f"{root.uri}/{alias_key(name, str(decision.alias))}: "
-        f"other processes changed it before each of {_TRIES} tries"
+        f"other processes changed it during all {_TRIES} attempts"
     )
 
 

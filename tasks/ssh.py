@@ -85,7 +85,7 @@ def why_ended(stderr: str, code: int | None) -> str:
             "compare it with the host's own, then add it (ssh-keyscan shows it)"
         )
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"ssh ended with {code}"
+    return lines[-1].strip() if lines else f"ssh exited with {code}"
 
 
 def unreachable(

@@ -71,7 +71,7 @@ def traced_structure(
             return Structure.model_validate(document)
         message = str(document["error"]["message"])
     except (ValueError, LookupError, TypeError, ValidationError):
-        raise BadInput(f"model: {entry} wrote its own answer, which is not a structure") from None
+        raise BadInput(f"model: {entry} returned something other than a structure") from None
     # The error is the model's, whatever kind its process reports.
     if names_memory(message):
         allowed = f"allowed: {limits.memory_bytes / 2**30:g} GiB"

@@ -80,10 +80,10 @@ def drift(samples: Sequence[StepSample]) -> float:
 
 
 def refuse_busy(found: float, most_drift: float) -> None:
-    """Raise BusyMachine if the machine's speed spread by more than `most_drift`."""
+    """Raise BusyMachine if the machine's speed varied by more than `most_drift`."""
     if found > most_drift:
         raise BusyMachine(
-            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while "
+            f"calibrate: the machine was too busy: its speed varied by {100 * found:.0f} % while "
             f"it was measured; allowed: {100 * most_drift:.0f} %; stop other programs on it and "
             "calibrate again, or allow more with --most-drift",
             sentinel_drift=found,

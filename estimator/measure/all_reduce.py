@@ -71,7 +71,7 @@ def measure_samples(
             for rank, process in enumerate(processes):
                 if process.poll():
                     raise TrainwrightError(
-                        f"link: rank {rank} ended with {process.returncode}: "
+                        f"link: rank {rank} exited with {process.returncode}: "
                         f"{_last_line(folder / f'errors.{rank}')}"
                     )
             if time.monotonic() > deadline:

@@ -3,8 +3,8 @@
 A training step takes e + c · Σ t + d · (number of operations) + f · (bytes of its large blocks).
 Σ t is the time of its operations by `op_cost`, in memory that the process already holds, corrected
 by whole steps (`fit.whole_steps`). c is the effect of operations on each other, d the time of
-Python and autograd per operation, e that per step (`fit.step_fit`). f is the cost of memory that is mapped
-and returned with each block (`memory.freed_memory`).
+Python and autograd per operation, e that per step (`fit.step_fit`). f is the cost of memory that is
+mapped and returned with each block (`memory.freed_memory`).
 
 The 90 % interval is exp(± q · σ) times that, σ² = σ₀² + Σ over families (Σ share · deviation)². σ₀
 is how far steps are from the sum of their operations. The deviations are those of `op_cost` for

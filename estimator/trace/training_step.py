@@ -80,11 +80,13 @@ class TrainingStep:
                 loss = loss_of(for_loss(outputs), targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise BadInput(f"loss: gave {shape}; allowed: a scalar tensor, the mean over the batch")
+            raise BadInput(
+                f"loss: returned {shape}; allowed: a scalar tensor, the mean over the batch"
+            )
         if not loss.requires_grad:
             dtype = str(loss.dtype).removeprefix("torch.")
             raise BadInput(
-                f"loss: gave a tensor ({dtype}) from which no gradient comes; allowed: one that "
+                f"loss: returned a tensor ({dtype}) without a gradient; allowed: one that "
                 "depends on the model's parameters"
             )
         if recorder is not None:
@@ -109,10 +111,12 @@ class TrainingStep:
         if classes is not None:
             width = outputs.shape[1] if outputs.dim() > 1 else 1
             if width < classes:
-                raise BadInput(f"model: gives {width} outputs, the data has {classes} classes")
+                raise BadInput(
+                    f"model: returns {width} outputs, but the data has {classes} classes"
+                )
         elif isinstance(targets, torch.Tensor) and outputs.numel() != targets.numel():
             raise BadInput(
-                f"model: gives {tuple(outputs.shape)}, the data's targets are "
+                f"model: returns {tuple(outputs.shape)}, but the data's targets are "
                 f"{tuple(targets.shape)}"
             )
 
@@ -176,15 +180,15 @@ def _batch(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
                 else type(batch).__name__
             )
             raise BadInput(
-                f"model.source: example_batch({size}) gave {gave}; allowed: a pair "
+                f"model.source: example_batch({size}) returned {gave}; allowed: a pair "
                 "(inputs, targets)"
             )
         other = size - 1 if size > 1 else 2
         with _user_code("model.source", f"example_batch({other})"):
             if _shapes(example(other)) == _shapes(batch):
                 raise BadInput(
-                    f"model.source: example_batch({other}) gives the same shapes as "
-                    f"example_batch({size}); allowed: as many samples as are asked for"
+                    f"model.source: example_batch({other}) returns the same shapes as "
+                    f"example_batch({size}); allowed: the requested number of samples"
                 )
         return batch[0], batch[1]
     made = {

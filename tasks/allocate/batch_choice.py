@@ -43,8 +43,7 @@ def batch_rule(problem: PlanningProblem) -> str:
     rows, first = problem.model.data.train_rows, problem.sizes[0]
     if train.batch_bounds[0] > rows:
         return (
-            f"all {rows} rows to train on: batch_bounds begin above them, "
-            f"at {train.batch_bounds[0]}"
+            f"all {rows} training rows: batch_bounds start above that, at {train.batch_bounds[0]}"
         )
     if _prefers_small(problem) or len(problem.sizes) == 1:
         return (

@@ -122,14 +122,14 @@ def check(jobs: Sequence[Job], pool: Pool) -> None:
     if len(jobs) > MOST_JOBS:
         raise BadInput(f"jobs: got {len(jobs)}; allowed: at most {MOST_JOBS} together")
     if len(set(names)) < len(names):
-        raise BadInput(f"jobs: got {', '.join(names)}; allowed: a name for each")
+        raise BadInput(f"jobs: got {', '.join(names)}; allowed: different names")
     ids = {device.id for device in pool.devices()}
     for job in jobs:
         named = ids & {*job.devices.ids, *job.devices.exclude}
         if named:
             raise BadInput(
                 f"devices: got {sorted(named)[0]!r} in {job.name}; "
-                "allowed for jobs together: types and hosts, no ids"
+                "allowed if several jobs are planned: types and hosts, no ids"
             )
 
 

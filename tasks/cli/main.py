@@ -93,7 +93,7 @@ def main() -> None:
 
         _fail(Interrupted("interrupted"), wants_json, debug)
     except BrokenPipeError:
-        _drop_stdout()  # the reader of our output has gone
+        _drop_stdout()  # the reader of our output has exited
         sys.exit(1)
     except typer.Exit as error:
         sys.exit(error.exit_code)
@@ -101,8 +101,7 @@ def main() -> None:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             _drop_stdout()
             error = TrainwrightError(
-                f"standard output, or a file that has no name here: can't be written "
-                f"({error.strerror})"
+                f"standard output or another open file: can't be written ({error.strerror})"
             )
             _fail(error, False, debug)
         usage = getattr(error, "format_message", None)  # click's usage errors

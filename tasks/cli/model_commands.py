@@ -175,7 +175,9 @@ def calibrate(
         ("measurements", f"{result.measurements:,} of {len(result.kinds)} kinds of operation"),
         (
             "costs from",
-            f"these and the reference of {result.reference}" if result.reference else "these alone",
+            f"these measurements and the reference of {result.reference}"
+            if result.reference
+            else "these measurements",
         ),
         (
             "drift of the machine",

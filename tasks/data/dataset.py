@@ -282,5 +282,5 @@ def _require_finite(array: Array, where: str) -> None:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         count = int(np.count_nonzero(~np.isfinite(array)))
         raise BadInput(
-            f"{where}: {count} of {array.size} values are not a number or infinite; allowed: none"
+            f"{where}: {count} of {array.size} values are NaN or infinite; allowed: none"
         )

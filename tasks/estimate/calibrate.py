@@ -250,7 +250,7 @@ def _warn_if_busy(calibration: Calibration) -> None:
     if calibration.sentinel_drift > MOST_DRIFT:
         progress.emit(
             "notice",
-            message=f"this machine's speed spread by {100 * calibration.sentinel_drift:.0f} % "
+            message=f"this machine's speed varied by {100 * calibration.sentinel_drift:.0f} % "
             "during calibration: predictions are rough; "
             f"it is measured again after {BUSY_KEPT_S / 60:.0f} minutes",
         )

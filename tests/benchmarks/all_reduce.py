@@ -130,7 +130,7 @@ def launch(backend: str, count: int, folder: str, seed: int, common: dict[str, s
     try:
         for one in ranks:
             if one.wait(TIMEOUT_S) != 0:
-                raise SystemExit(f"{backend}: a rank ended with {one.returncode}")
+                raise SystemExit(f"{backend}: a rank exited with {one.returncode}")
     finally:
         for one in ranks:
             one.kill()

@@ -123,7 +123,7 @@ def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
         (
             ("pool", "pool.yaml"),
             1,
-            "standard output, or a file that has no name here: can't be written (No space left",
+            "standard output or another open file: can't be written (No space left",
         ),
         (("show", "x", "--store", "file:///nowhere", "--json"), 2, "run: got 'x'"),
     ],
@@ -250,7 +250,7 @@ def test_impossible_calibrations(home: Path, tmp_path: Path, args: list[str], sa
     ("source", "says"),
     [
         ("missing.py", "there is no such file"),
-        ("narrow.py", "model: gives 4 outputs, the data has 10 classes"),
+        ("narrow.py", "model: returns 4 outputs, but the data has 10 classes"),
         pytest.param("none.py", "defines no function build_model", marks=pytest.mark.slow),
         pytest.param("raises.py", "raised ValueError: no width", marks=pytest.mark.slow),
         pytest.param(
@@ -611,7 +611,7 @@ def test_jobs_with_equal_names_and_too_many_jobs_are_refused_before_reading(
     home: Path, tmp_path: Path
 ) -> None:
     job = write(tmp_path, data={"uri": "nowhere.csv"})
-    one_line(run("plan", job, job, "--json"), 2, "jobs: got bad, bad; allowed: a name for each")
+    one_line(run("plan", job, job, "--json"), 2, "jobs: got bad, bad; allowed: different names")
     too_many = [job] * (MOST_JOBS + 1)
     one_line(
         run("plan", *too_many, "--json"),

@@ -156,11 +156,11 @@ def test_a_model_that_needs_more_memory_than_there_is(
         ),
         (
             LINEAR + "def loss(outputs, targets): return 0.5",
-            "loss: gave float; allowed: a scalar tensor",
+            "loss: returned float; allowed: a scalar tensor",
         ),
         (
             LINEAR + "def loss(outputs, targets): return None",
-            "loss: gave NoneType; allowed: a scalar tensor",
+            "loss: returned NoneType; allowed: a scalar tensor",
         ),
     ],
 )

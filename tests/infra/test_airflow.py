@@ -60,7 +60,7 @@ def test_the_database_is_migrated_once_per_version(tmp_path: Path) -> None:
 def test_a_failed_migration_is_an_error_that_names_its_log(tmp_path: Path) -> None:
     local.airflow_environment(tmp_path, DAGS)
     (tmp_path / "airflow" / "airflow.db").mkdir()
-    with pytest.raises(OSError, match=r"airflow db migrate ended with 1 \(log: .*migrate\.log\)"):
+    with pytest.raises(OSError, match=r"airflow db migrate exited with 1 \(log: .*migrate\.log\)"):
         local.ensure_airflow_db(tmp_path, DAGS)
 
 

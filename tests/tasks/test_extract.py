@@ -109,7 +109,7 @@ def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("def build_model(): return nn.Flatten()", "no parameters"),
         (
             "def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))",
-            "gives 5 outputs, the data has 10 classes",
+            "returns 5 outputs, but the data has 10 classes",
         ),
         (
             "def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))",
@@ -117,16 +117,16 @@ def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         (
             GOOD + "def loss(outputs, targets): return outputs.sum(1)",
-            "loss: gave (32,); allowed: a scalar",
+            "loss: returned (32,); allowed: a scalar",
         ),
         (GOOD + "def loss(outputs, targets): return 1 / 0", "loss: it raised ZeroDivisionError"),
         (
             GOOD + "def loss(outputs, targets): return torch.tensor(3)",
-            "a tensor (int64) from which no gradient comes",
+            "a tensor (int64) without a gradient",
         ),
         (
             GOOD + "def loss(outputs, targets): return outputs.detach().mean()",
-            "(float32) from which no gradient comes",
+            "(float32) without a gradient",
         ),
         (
             "def build_model(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))",
@@ -156,7 +156,7 @@ def test_outputs_that_do_not_match_the_targets_are_reported_with_both_shapes(
     )
     code = "def build_model(): return nn.Linear(2, 3)"
     says = _refusal(tmp_path, code, batch_spec=numbers, batch_size=4)
-    assert "gives (4, 3), the data's targets are (4,)" in says
+    assert "returns (4, 3), but the data's targets are (4,)" in says
     assert (
         _extract(
             tmp_path, "def build_model(): return nn.Linear(2, 1)", batch_spec=numbers, batch_size=4
@@ -185,7 +185,7 @@ def test_non_files_beside_the_source_are_ignored(tmp_path: Path) -> None:
 
 def test_an_example_batch_must_have_the_requested_size(tmp_path: Path) -> None:
     source = GOOD + "\ndef example_batch(n): return torch.rand(8, 1, 8, 8), torch.zeros(8).long()\n"
-    assert "example_batch(3) gives the same shapes as example_batch(4)" in _refusal(
+    assert "example_batch(3) returns the same shapes as example_batch(4)" in _refusal(
         tmp_path, source, batch_spec=None, batch_size=4
     )
 
@@ -193,9 +193,9 @@ def test_an_example_batch_must_have_the_requested_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("torch.rand(n, 1, 8, 8)", "gave a tensor"),
-        ("(torch.rand(n, 1, 8, 8),)", "gave 1 values"),
-        ("None", "gave NoneType"),
+        ("torch.rand(n, 1, 8, 8)", "returned a tensor"),
+        ("(torch.rand(n, 1, 8, 8),)", "returned 1 values"),
+        ("None", "returned NoneType"),
     ],
 )
 def test_an_example_batch_is_a_pair(given: str, says: str, tmp_path: Path) -> None:

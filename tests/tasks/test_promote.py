@@ -66,7 +66,7 @@ def test_the_best_of_concurrent_runs_keeps_the_alias(store: str) -> None:
 
 def test_a_job_without_promotion_changes_no_alias(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9)
-    assert promote(run)["reason"] == "the job names no promotion"
+    assert promote(run)["reason"] == "the job has no `promotion`"
     assert not list(run.root().list("models/"))
 
 

@@ -156,7 +156,7 @@ class TransferServer:
 
 def _require(known: object, what: str) -> None:
     if not known:
-        raise BadInput(f"{what}; allowed: what a rank of this launch may name")
+        raise BadInput(f"{what}; allowed: the names that this rank's launch uses")
 
 
 _DO: dict[str, Callable[..., Any]] = {GIVE: TransferServer._give, TAKE: TransferServer._take}

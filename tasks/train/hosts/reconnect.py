@@ -72,7 +72,7 @@ class Reconnector:
                     message=f"reconnecting to a lost host every {TRY_EVERY_S:g} s: {why}",
                 )
         except Exception:  # noqa: BLE001 - logged; the other hosts are still tried
-            _log.exception("host %s can't be taken back", address)
+            _log.exception("host %s can't rejoin", address)
             if session is not None:
                 session.close(_END_GRACE_S)
         finally:

@@ -62,7 +62,7 @@ def _first_whole(spec: DataSpec, sha256: str, uris: list[str]) -> str:
             place = localized(spec.model_copy(update={"uri": uri}), Settings.from_environment())
             if content_sha256(place) == sha256:
                 return place.uri
-            why.append(BadInput("its content is not the content that was validated"))
+            why.append(BadInput("its content differs from the validated content"))
         except TrainwrightError as error:
             why.append(error)
         except (OSError, ValueError) as error:

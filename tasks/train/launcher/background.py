@@ -87,7 +87,7 @@ def start(context: RunContext) -> None:
         if time.monotonic() > until:
             process.kill()
             raise ServiceUnreachable(
-                f"training process: not up within {START_TIMEOUT_S:g} s; "
+                f"training process: did not start within {START_TIMEOUT_S:g} s; "
                 f"its log is {logs / 'launcher.log'}"
             )
         time.sleep(0.05)

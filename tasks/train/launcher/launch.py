@@ -90,7 +90,7 @@ def train(
             _keep_files(store, work)
         except (OSError, TrainwrightError) as why:
             progress.emit(
-                "notice", message=f"logs, events or the last checkpoint could not be kept: {why}"
+                "notice", message=f"logs, events or the last checkpoint could not be stored: {why}"
             )
         raise
     _keep_files(store, work)
@@ -158,7 +158,7 @@ def _train(
             uploader.settle(stop, LOGS_PATIENCE_S)
         except TrainwrightError as why:
             progress.emit(
-                "notice", message=f"logs, events or the last checkpoint could not be kept: {why}"
+                "notice", message=f"logs, events or the last checkpoint could not be stored: {why}"
             )
         raise
     finally:

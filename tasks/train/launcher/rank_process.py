@@ -107,7 +107,7 @@ class RankProcess:
             return self.kill_reason
         if self.out_of_memory(oom_kills):
             return "was killed by SIGKILL, most likely by the kernel for lack of memory"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
 def start_process(

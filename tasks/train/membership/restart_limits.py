@@ -75,7 +75,7 @@ class FruitlessGroups:
         if self._count >= FRUITLESS and now - self._since >= self._patience_s:
             raise TrainingFailed(
                 f"the ranks' sums failed {self._count} times in a row, and no rank was lost: "
-                f"{self.sum_error}; hosts must reach this machine and each other by any TCP port, "
+                f"{self.sum_error}; hosts must reach this machine and each other on any TCP port, "
                 f"and the ranks' logs have details{'; the last checkpoint is kept' if kept else ''}"
             )
         return now - self._ended_at >= FRUITLESS_PAUSE_S

@@ -80,7 +80,7 @@ def stuck_members(
         waits = rank.waits_s is not None and rank.waits_s > ABORT_S / 2 and not rank.done
         patience_s = max(timeout_s, STORE_S) if rank.writing else timeout_s
         if aborted_s > (ABORT_S if waits or rank.status == "joining" else patience_s):
-            found.append((rank, "did not leave a group that had lost a rank and was killed"))
+            found.append((rank, "did not leave its aborted group and was killed"))
     return found
 
 

@@ -171,7 +171,5 @@ def _device(planned: PlannedDevice) -> torch.device:
     number = number_of(planned.type, planned.index, [(one.name, one.total_memory) for one in every])
     if number is None:
         there = ", ".join(one.name for one in every) or "none"
-        raise BadInput(
-            f"{planned.id}: this machine has no such GPU that torch can use; it has {there}"
-        )
+        raise BadInput(f"{planned.id}: torch finds no such GPU on this machine; it finds {there}")
     return torch.device("cuda", number)

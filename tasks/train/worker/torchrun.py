@@ -135,8 +135,7 @@ class AloneChannel:
         def require_mine() -> None:
             if not beat.mine():
                 raise RunHeld(
-                    "another process took over the right to train this run; "
-                    "what it has stored stays"
+                    "another process took over the right to train this run; stored checkpoints stay"
                 )
 
         right = fence.claim(store, None)

@@ -56,7 +56,7 @@ def _took(ops: list[OpSample]) -> float:
 
 
 def _taught(steps: list[list[OpSample]], disturbed: int = 0) -> dict[str, FamilyCost]:
-    """Costs from single operations, then from whole steps; `disturbed` ones took 3 times as long."""
+    """Costs from single operations, then from whole steps; `disturbed` ones are 3 times slower."""
     costs = fit_families([op for step in steps for op in step], PRIOR)
     learning = WholeSteps(costs)
     rows, off = [], []

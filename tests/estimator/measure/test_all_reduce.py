@@ -40,7 +40,10 @@ def test_a_measured_link_is_written_and_predicts_its_own_samples(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--address", "192.0.2.1"), "--address: got '192.0.2.1'; not of this machine, which has "),
+        (
+            ("--address", "192.0.2.1"),
+            "--address: got '192.0.2.1'; not an address of this machine, which has ",
+        ),
         (
             ("--address", "no-such-host.invalid"),
             "--address: got 'no-such-host.invalid'; no such address or host name",

@@ -232,7 +232,7 @@ def test_a_model_too_large_for_this_machine_is_traced_without_memory() -> None:
 
 
 def test_fewer_outputs_than_classes_are_refused() -> None:
-    with pytest.raises(BadInput, match="gives 5 outputs, the data has 10 classes"):
+    with pytest.raises(BadInput, match="returns 5 outputs, but the data has 10 classes"):
         _traced(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5)))
 
 

@@ -258,7 +258,7 @@ def test_many_jobs_with_loose_deadlines_all_meet_them() -> None:
 
 def test_jobs_that_can_not_be_planned_together_give_one_clear_line() -> None:
     chosen = pool(1, 1)
-    with pytest.raises(BadInput, match="jobs: got a, a; allowed: a name for each"):
+    with pytest.raises(BadInput, match="jobs: got a, a; allowed: different names"):
         make_joint_plan([pending(chosen, "a", 1, None)] * 2)
     with pytest.raises(BadInput, match="jobs: got 33; allowed: at most 32"):
         make_joint_plan([pending(chosen, f"a{number}", 1, None) for number in range(33)])

@@ -18,7 +18,7 @@ from trainwright.tasks.spec.pool import Pool
 def test_batch_bounds_above_the_number_of_training_rows_are_reported() -> None:
     found = plan(TWO, train={"batch_bounds": [5000, 9000]})
     assert found.global_batch_size == DATA.train_rows
-    assert "batch_bounds begin above them, at 5000" in found.batch_rule
+    assert "batch_bounds start above that, at 5000" in found.batch_rule
 
 
 def test_minimising_cost_without_prices_is_bad_input() -> None:

@@ -202,7 +202,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.csv",
             "a,label\ninf,x\n2,y\n",
             {},
-            "column 'a': 1 of 2 values are not a number or infinite",
+            "column 'a': 1 of 2 values are NaN or infinite",
         ),
         ("a.csv", "a,label\n1,\n2,y\n", {}, "data.target: 'label': 1 of 2 values are missing"),
         (
@@ -247,7 +247,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.npz",
             CLASSES | {"x": np.array([1, np.nan, 2, 3])},
             {},
-            "1 of 4 values are not a number or infinite",
+            "1 of 4 values are NaN or infinite",
         ),
         ("a.npy", np.ones(3), {}, r"an array of shape \(3,\) is not a table"),
     ],

@@ -291,7 +291,7 @@ def test_training_waits_only_once_for_a_store_that_hangs_at_the_end(
     with pytest.raises(ServiceUnreachable, match="start again on this machine"):
         train(asked)
     timers[0].cancel()
-    assert notices(events, "logs, events or the last checkpoint could not be kept")
+    assert notices(events, "logs, events or the last checkpoint could not be stored")
 
 
 @pytest.mark.slow

@@ -32,5 +32,5 @@ def test_an_unexpected_error_with_one_host_does_not_stop_the_others(
         assert enough.wait(60)
     finally:
         hosts.close()
-    assert "host a can't be taken back" in caplog.text
+    assert "host a can't rejoin" in caplog.text
     assert "KeyError: 'python'" in caplog.text

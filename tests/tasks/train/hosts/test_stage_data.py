@@ -33,7 +33,7 @@ def spec(tmp_path: Path) -> DataSpec:
 def test_a_truncated_copy_does_not_enter_the_cache(
     spec: DataSpec, home: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadInput, match="not the content that was validated"):
+    with pytest.raises(BadInput, match="differs from the validated content"):
         keep(spec, copied(tmp_path / "cut", TEXT[:-3]), SHA256)
     assert not cache_of(SHA256).exists()
     keep(spec, copied(tmp_path / "whole", TEXT), SHA256)

@@ -58,7 +58,7 @@ def test_a_process_killed_by_the_launcher_keeps_the_first_reason() -> None:
 
 
 def test_an_exit_is_reported_with_its_code() -> None:
-    assert process_of("raise SystemExit(3)").how_it_ended(0) == "ended with 3"
+    assert process_of("raise SystemExit(3)").how_it_ended(0) == "exited with 3"
 
 
 def test_the_usage_of_two_processes_is_their_maximum_memory_and_total_time() -> None:

@@ -378,7 +378,7 @@ class SimulatedRanks:
         said = "a cable came loose"
         failed = event.RankFailed(self.now, one.number, error, said, one.step, final)
         one.outbox.append(failed)
-        self.die(one, "ended with 1")
+        self.die(one, "exited with 1")
 
     # -- fair play ---------------------------------------------------------------------------------
 

@@ -408,7 +408,7 @@ def fail(ranks: SimulatedRanks, number: int, error: TrainwrightError, **said: An
     one = ranks.processes[number]
     given = {"message": "a cable came loose", "step": one.step, "final": False, **said}
     one.outbox.append(event.RankFailed(ranks.now, number, error, **given))
-    ranks.die(one, "ended with 1")
+    ranks.die(one, "exited with 1")
 
 
 def test_one_error_costs_a_process_and_two_at_the_same_step_the_training() -> None:
@@ -556,7 +556,7 @@ def test_a_rank_that_does_not_leave_an_aborted_group_is_killed() -> None:
     leave(ranks, 2, sum_error="reset")
     for _ in range(30):
         ranks.tick(0.1)
-    assert kills(ranks) == {0: "did not leave a group that had lost a rank and was killed"}
+    assert kills(ranks) == {0: "did not leave its aborted group and was killed"}
 
 
 def test_a_rank_that_reads_a_checkpoint_may_keep_the_others_waiting() -> None:

@@ -72,9 +72,7 @@ def test_waiting_or_joining_ranks_must_leave_an_aborted_group_at_once() -> None:
     ]
     found = stuck_members(ranks, NOW, 60.0, aborted_s=3.0)
     assert numbers(found) == [0, 3]
-    assert {why for _, why in found} == {
-        "did not leave a group that had lost a rank and was killed"
-    }
+    assert {why for _, why in found} == {"did not leave its aborted group and was killed"}
     assert stuck_members(ranks, NOW, 60.0, aborted_s=1.0) == []
 
 

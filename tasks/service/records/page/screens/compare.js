@@ -44,7 +44,7 @@ async function history(root, job, signal) {
 
 async function sideBySide(root, names, signal) {
   root.append(h("div", { class: "head" }, h("h1", {}, names.length > 1 ? `Compare ${names.length} runs` : "Compare"),
-    h("span", { class: "muted" }, names.length > 1 ? "" : "choose more runs on the screen Runs")));
+    h("span", { class: "muted" }, names.length > 1 ? "" : "choose more runs on the Runs screen")));
   const found = await Promise.all(names.map(async (name) => {
     try {
       const [run, series] = await Promise.all([get(`runs/${name}`, signal), new Series(name).read(signal)]);

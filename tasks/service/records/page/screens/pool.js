@@ -40,7 +40,7 @@ export async function show(root, { fields }, signal, failed) {
           ...(windows ? [one.available ?? "always"] : []), leased(one),
           link(one.run), one.expires_in_s === null ? null : seconds(Math.max(0, one.expires_in_s)),
         ]))),
-      card("Queue", state.queue.length === 0 ? h("p", { class: "note" }, "Nobody waits.") : table("Runs that wait for devices",
+      card("Queue", state.queue.length === 0 ? h("p", { class: "note" }, "No run is waiting.") : table("Runs that wait for devices",
         [["place", "number"], ["run", "name"], ["holder", "long"], ["priority", "number"], ["waited", "number"], ["needs", "number"], ["of", "long"]],
         state.queue.map((one) => [whole(one.place), link(one.run), one.holder, { text: String(one.priority), value: one.priority },
           seconds(one.waited_s), whole(one.needed), kinds(one.wanted)]))),
