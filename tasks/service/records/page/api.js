@@ -1,4 +1,4 @@
-// Asks the service. Alone, with a token that is kept for this tab; in Airflow, the browser's login is what counts.
+// Sends requests to the service: with `serve`, with a token kept for this tab; in Airflow, with the browser's login.
 
 export const base = new URL("../", document.baseURI);
 const KEY = "trainwright-token";
@@ -14,7 +14,7 @@ export class Refused extends Error {
 
 export const login = document.documentElement.dataset.login;
 
-// Keep this token, or none. Whether there was one before.
+// Set or clear the token; returns whether there was one before.
 export function keep(token) {
   const before = sessionStorage.getItem(KEY) !== null;
   if (token) sessionStorage.setItem(KEY, token);
@@ -54,5 +54,5 @@ export async function file(path) {
 export const query = (fields) =>
   new URLSearchParams(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined && value !== "")).toString();
 
-// `job/id`, checked: what an address names goes into a path only when it looks like a run.
+// `job/id`, checked: a name from an address is put into a path only if it looks like a run.
 export const RUN = /^[a-z0-9-]{1,63}\/[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$/;

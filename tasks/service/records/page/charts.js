@@ -1,4 +1,4 @@
-// Charts: uPlot in the page's colours, of a fixed height, so that nothing moves when data come.
+// Charts: uPlot in the page's colours, with a fixed height, so that nothing moves when data arrives.
 
 import { h } from "./dom.js";
 
@@ -8,7 +8,7 @@ const drawn = new Set();
 const probe = h("span", { hidden: true });
 document.body.append(probe);
 
-// What a custom property comes to in this theme, as a canvas takes it.
+// A custom property's value in this theme, in a form that a canvas accepts.
 const resolved = new Map();
 export function colour(name) {
   if (!resolved.has(name)) {
@@ -56,8 +56,8 @@ function mount(options, data, plot, figure) {
   return chart;
 }
 
-// Lines over a shared x. `set(data, names)`: data as uPlot takes it, a name for each line; `band`: predicted {low, median, high}.
-// `gaps`: where a line has no value it is broken; else what is known is joined.
+// Lines over a shared x. `set(data, names)`: data in uPlot's form, a name for each line; `band`: predicted {low, median, high}.
+// `gaps`: missing values interrupt a line; otherwise the known values are joined.
 export function lines(root, title, { unit = "", x = "step", points = false, log = false, cursor = "run", gaps = false } = {}) {
   const { plot, figure } = room(title, unit);
   root.append(figure);

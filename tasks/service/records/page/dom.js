@@ -1,4 +1,4 @@
-// Elements. Text is always a text node: nothing that was stored or sent is read as markup.
+// Elements. Text is always a text node: stored or received content is never parsed as markup.
 
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -12,7 +12,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Make what `old` shows that of `fresh`, touching only what differs: no flicker, and scroll, focus and selection stay.
+// Update `old` to the content of `fresh`, changing only the differences: no flicker; scroll, focus and selection stay.
 export function update(old, fresh) {
   if (old.nodeType !== Node.TEXT_NODE && old.isEqualNode(fresh) && !fresh.querySelector("input")) return;
   if (old.nodeType === Node.TEXT_NODE) {
@@ -31,10 +31,10 @@ export function update(old, fresh) {
     else own.replaceWith(child);
   });
   before.slice(after.length).forEach((child) => child.remove());
-  if (old.type === "checkbox") old.checked = fresh.checked; // what was clicked is no attribute
+  if (old.type === "checkbox") old.checked = fresh.checked; // a click changes the property, not the attribute
 }
 
-// A place in a screen whose content is shown anew when its data changes.
+// A part of a screen that is updated when its data changes.
 export function place(root, attributes = {}) {
   const own = h("div", attributes);
   root.append(own);
@@ -43,7 +43,7 @@ export function place(root, attributes = {}) {
 
 export const card = (title, ...children) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), ...children);
 
-const LONG_NAME = 32; // characters: more would push other columns out of sight
+const LONG_NAME = 32; // characters; longer names would push other columns off the screen
 
 // `columns`: [title, kind] with the kinds number, name, long, or none; `rows`: cells, each text, a node, or {text, value}.
 export function table(label, columns, rows, marked = () => null) {
@@ -61,7 +61,7 @@ export function table(label, columns, rows, marked = () => null) {
         h("tr", { class: marked(index) }, row.map((value, number) => cell(value, columns[number][1])))))));
 }
 
-// `entries`: [name, {text, value}, what stands below]
+// `entries`: [name, {text, value}, note below]
 export const tiles = (entries) =>
   h("dl", { class: "tiles" }, entries.map(([name, shown, beside]) =>
     h("div", { class: "tile", "data-tile": name },
@@ -75,7 +75,7 @@ export function alertOf(error) {
   return h("section", { class: "card error", role: "alert" }, h("p", {}, error.message));
 }
 
-// Calls `work` now and every so often until `signal` ends it; not while the page is hidden. Told of failures, it goes on.
+// Calls `work` now and at intervals until `signal` aborts; not while the page is hidden. Reports failures and continues.
 export function every(milliseconds, work, signal, failed) {
   const round = async () => {
     if (signal.aborted) return;

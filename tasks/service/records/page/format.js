@@ -1,4 +1,4 @@
-// Figures with their units: three or four digits that count, the exact value beside them in `value`.
+// Figures with their units: three or four significant digits, with the exact value in `value`.
 
 const missing = { text: "–", value: null };
 const known = (value) => typeof value === "number" && Number.isFinite(value);
@@ -50,7 +50,7 @@ export const watts = scaled("W", ["", "k", "M"], 1000);
 export const rate = shown((value) => `${digits(value)} /s`);
 export const money = shown((value) => digits(value));
 
-// From one end to the other, the unit once where it is the same.
+// An interval, with the unit only once if both ends have the same.
 function span(low, high, unit) {
   const [one, other] = [unit(low).text, unit(high).text];
   const at = one.lastIndexOf(" ");
@@ -69,7 +69,7 @@ export const bounds = (low, high, unit) => (known(low) && known(high) ? span(low
 export const range = (triple, unit) =>
   triple && known(triple.median) ? `predicted ${unit(triple.median).text}\n${span(triple.low, triple.high, unit)}` : null;
 
-// The range of what is itself predicted.
+// The interval of a predicted quantity.
 export const between = (triple, unit) => (triple && known(triple.median) ? span(triple.low, triple.high, unit) : null);
 
 export function moment(text) {

@@ -1,4 +1,4 @@
-// The page's frame: which screen an address names, who is logged in, light or dark.
+// The page's frame: chooses the screen by the address, handles login and the theme.
 
 import { keep, login, query } from "./api.js";
 import { repaint } from "./charts.js";
@@ -70,7 +70,7 @@ async function open() {
   }
 }
 
-// Airflow's choice, where this stands in a frame of its page; else the browser's.
+// The theme: Airflow's, if this page is in a frame of Airflow's; else the browser's.
 function follow() {
   const root = document.documentElement;
   if (window.parent === window) return;
@@ -84,11 +84,11 @@ function follow() {
     new MutationObserver(take).observe(theirs, { attributes: true, attributeFilter: ["class"] });
     take();
   } catch {
-    return; // another origin's frame: the browser's choice stays
+    return; // a frame of another origin: keep the browser's theme
   }
 }
 
-// What Airflow fills into an address stands in the query: `?screen=airflow&dag=…&run=…`
+// Airflow puts its values into the query: `?screen=airflow&dag=…&run=…`
 function entry() {
   const fields = new URLSearchParams(location.search);
   if (fields.has("screen") && !location.hash) {

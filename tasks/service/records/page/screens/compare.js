@@ -1,4 +1,4 @@
-// Runs side by side; without any chosen, each job's history.
+// Compares the chosen runs; without any, shows each job's history.
 
 import { get, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
@@ -69,7 +69,7 @@ async function sideBySide(root, names, signal) {
     ({ series }) => [series.epochs.map((row) => row.epoch + 1), series.epochs.map((row) => row[metric] ?? null)], "", true);
 }
 
-// Job and run below each other, so that a column is as wide as its figures need.
+// Job and run on two lines, so that a column is only as wide as its figures.
 const heading = (name) => h("a", { class: "run", href: `#/run/${name}` }, name.split("/")[0], h("br"), name.split("/")[1]);
 
 function overlay(charts, title, x, runs, column, unit = "", points = false) {
@@ -104,7 +104,7 @@ function figures(runs) {
   ];
 }
 
-// Of the ranks' own work and waiting together.
+// The share of waiting in the ranks' own work plus waiting.
 function waited(run) {
   const steps = run.result?.steps;
   if (!steps) return null;

@@ -1,4 +1,4 @@
-// A plan: what was chosen, what was not and why, and time against energy (or cost) with error bars.
+// A plan: the chosen configuration, the rejected ones with reasons, and time against energy (or cost) with error bars.
 
 import { front } from "../charts.js";
 import { card, h, table, tiles } from "../dom.js";

@@ -1,4 +1,4 @@
-// The pool: devices, who holds them, who waits.
+// The pool: devices, their holders, the queue.
 
 import { get, query } from "../api.js";
 import { alertOf, card, every, h, place, table, tiles } from "../dom.js";
@@ -17,7 +17,7 @@ export async function show(root, { fields }, signal, failed) {
       state = await get(`pool?${query({ name })}`, signal);
     } catch (error) {
       if (error.status !== 404 && error.status !== 422) throw error;
-      shown(alertOf(error)); // of this pool; another can be chosen above
+      shown(alertOf(error)); // another pool can still be chosen above
       return false;
     }
     const closed = state.devices.filter((one) => one.holder === null && !one.available_now);
@@ -49,7 +49,7 @@ export async function show(root, { fields }, signal, failed) {
   }, signal, failed);
 }
 
-// Who holds a device, or whether it can be had.
+// The holder of a device, or whether it is available.
 function leased(one) {
   if (one.holder) return h("span", {}, one.holder, one.revoked_by ? [", to be given to ", link(one.revoked_by)] : null);
   return one.available_now ? h("span", { class: "success" }, "free") : h("span", { class: "muted" }, "closed now");
@@ -65,7 +65,7 @@ function kinds(devices) {
   return counted(found);
 }
 
-// A run's URI as a link to its screen; text where it is no run of the store.
+// A run's URI as a link to its screen; plain text if it is not a run of the store.
 function link(uri) {
   const found = /\/runs\/([a-z0-9-]{1,63}\/[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})$/.exec(uri ?? "");
   return found ? h("a", { href: `#/run/${found[1]}` }, found[1]) : uri;

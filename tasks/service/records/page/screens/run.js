@@ -1,4 +1,4 @@
-// A run: how far it is, its curves while it goes on, what was predicted beside what is measured, what happened, its plan.
+// A run: progress, live curves, predicted and measured values, events, its plan.
 
 import { base, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
@@ -41,7 +41,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
   const charts = curves(room);
   let planned = null;
   let denied = null; // why this client may not start TensorBoard
-  let part = fields.get("part"); // what a link asked for: "plan" or "tensorboard"
+  let part = fields.get("part"); // the part that a link names: "plan" or "tensorboard"
 
   const draw = () => {
     head(h("h1", {}, `${job} / ${id}`), badge(run.state), h("span", { class: "muted" }, run.step ? `step ${run.step}` : ""),
@@ -53,7 +53,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
         h("a", { class: "button", href: `#/compare?${query({ runs: name })}` }, "Compare"),
         h("a", { class: "button", href: `#/what-if?${query({ run: name })}` }, "What if")));
     failure(run.error ? alertOf({ message: run.error.message ?? "The run failed." }) : null);
-    room.hidden = run.plan === null && run.state !== "running"; // it never came to training
+    room.hidden = run.plan === null && run.state !== "running"; // it ended before training
     top(room.hidden ? null : tiles(facts(run, series)));
     charts(run, series);
     below(predictions(run), devices(run), steps(run), happenings(run, series));
@@ -71,7 +71,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
       const button = event.target;
       button.disabled = true;
       try {
-        location.assign(new URL((await post(`runs/${name}/tensorboard`, {})).path, base)); // a frame in Airflow may open no window
+        location.assign(new URL((await post(`runs/${name}/tensorboard`, {})).path, base)); // a frame in Airflow can't open a window
       } catch (error) {
         if (error.status === 403) denied = error.message;
         failed([403, 404, 422].includes(error.status) ? { kind: "unreachable", message: error.message } : error);
@@ -98,7 +98,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
     await series.read(signal);
     draw();
     if (run.state === "running") return true;
-    const again = await get(`runs/${name}`, signal); // what the last step wrote
+    const again = await get(`runs/${name}`, signal); // includes what the last step wrote
     const goesOn = again.state === "running";
     if (JSON.stringify(again) !== JSON.stringify(run)) {
       run = again;
@@ -158,7 +158,7 @@ function curves(room) {
   };
 }
 
-// Rows of earlier versions name no device: they are of the planned one.
+// Rows of earlier versions have no device: they belong to the planned one.
 function named(devices, planned) {
   const names = devices.length ? devices : planned ? [planned.id] : [];
   return names.length ? ` (${names.join(", then ")})` : "";

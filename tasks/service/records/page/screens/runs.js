@@ -1,4 +1,4 @@
-// All runs, newest first: the first hundred at once, the others while those are read. Choose some to compare.
+// All runs, newest first: shows the first hundred at once, and loads the others meanwhile. Some can be chosen to compare.
 
 import { get, query } from "../api.js";
 import { badge, every, h, place, table } from "../dom.js";
@@ -13,7 +13,7 @@ export const better = (metrics) => {
 };
 
 export async function show(root, { fields }, signal, failed) {
-  const dag = fields.get("dag") ?? ""; // of a job of its own, or of any
+  const dag = fields.get("dag") ?? ""; // a job's own DAG, or `retrain`
   const job = fields.get("job") ?? (/^retrain_[a-z0-9-]{1,63}$/.test(dag) ? dag.slice("retrain_".length) : "");
   const chosen = new Set();
   const count = h("span", { class: "muted" });
@@ -32,7 +32,7 @@ export async function show(root, { fields }, signal, failed) {
     compare.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
   }, { signal });
 
-  const pages = new Map(); // by what came before
+  const pages = new Map(); // by the run before the page
   const draw = () => {
     const rows = [...pages.values()].flat();
     shown(rows.length ? table("Runs", COLUMNS, rows.map((run) => cells(run, chosen))) :

@@ -1,4 +1,4 @@
-// What a run has recorded, followed while it grows: rows keyed by step and rank, those of a restart in place of the earlier.
+// A run's recorded rows, live: keyed by step and rank; after a restart, repeated steps replace earlier rows.
 
 import { get, query } from "../api.js";
 
@@ -22,7 +22,7 @@ export class Series {
     const found = await get(`runs/${this.name}/metrics?${query({ from_step: this.next })}`, signal);
     const last = Math.max(-1, ...found.newest.map((row) => row.step));
     if (this.next > 0 && (found.stride !== this.stride || last < this.last)) {
-      this.clear(); // thinned further, or gone back to a checkpoint
+      this.clear(); // rows were thinned further, or training returned to a checkpoint
       return this.read(signal);
     }
     for (const row of found.rows) {
@@ -40,7 +40,7 @@ export class Series {
     return [steps, ...ranks.map((rank) => steps.map((step) => this.steps.get(step).get(rank)?.[field] ?? null))];
   }
 
-  // x, and one column of what `value` makes of a step's rows.
+  // x, and one column with `value` of each step's rows.
   joint(value) {
     const steps = this.sorted();
     return [steps, steps.map((step) => value([...this.steps.get(step).values()]))];
@@ -50,7 +50,7 @@ export class Series {
     return [...new Set([...this.steps.values()].flatMap((rows) => [...rows.keys()]))].sort((one, other) => one - other);
   }
 
-  // Whose rows a rank's are: after a new plan another device's.
+  // The devices of a rank's rows: a new plan may change the device.
   devices(rank) {
     const names = [...this.steps.entries()].sort(([one], [other]) => one - other).map(([, rows]) => rows.get(rank)?.device);
     return [...new Set(names.filter((name) => name))];
@@ -61,7 +61,7 @@ export class Series {
   }
 }
 
-// Samples a second of a step: all ranks' together, over the step of the slowest.
+// Samples per second of a step: those of all ranks, divided by the slowest rank's step time.
 export function throughput(rows) {
   const taken = Math.max(...rows.map((row) => row.step_time_s));
   const samples = rows.reduce((sum, row) => sum + row.batch_size, 0);

@@ -1,4 +1,4 @@
-// "This model, this deadline: what would it take?" Asks for a plan; nothing is leased or started.
+// What if: the plan for a model and limits; nothing is leased or started.
 
 import { get, post, query, RUN } from "../api.js";
 import { alertOf, card, h } from "../dom.js";
@@ -6,7 +6,7 @@ import { money, seconds } from "../format.js";
 import { planView } from "./plan.js";
 
 export async function show(root, { fields }, signal) {
-  let away = null; // without the store a model's code can still be planned for
+  let away = null; // set if the store is unreachable; a model's code can still be planned
   const [{ runs }, served] = await Promise.all([get("runs?limit=300", signal).catch((error) => {
     if (error.status !== 503) throw error;
     away = error;
@@ -77,7 +77,7 @@ async function request(form, signal) {
   return body;
 }
 
-// The job as the run had it, with its model's structure and its data's schema: neither code nor data are read.
+// The run's job, with its model's structure and its data's schema, so that neither code nor data is read.
 async function ofRun(name, signal) {
   if (!RUN.test(name)) throw Object.assign(new Error("Choose a run whose model was extracted."), { kind: "bad_input" });
   const [run, structure] = await Promise.all([get(`runs/${name}`, signal), get(`runs/${name}/structure`, signal)]);
