@@ -4,7 +4,7 @@ A job's `deadline` runs from the lease to the end of training, and the plan meet
 deadline alert can only measure a whole DAG run, from its queueing to its end. The alert therefore
 comes after `deadline` + `queue_timeout` (+ one day if the job requires approval). It is
 approximate: slow steps before the lease or after training can raise it although training was in
-time, and without any waiting in the queue it comes late.
+time; if the run did not wait in the queue, it comes late.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class BackgroundProcess:
             )
         record = {"pid": child.pid, "started": _start_time(child.pid)}
         write_private(self._record, json.dumps(record))
-        child.returncode = 0  # prevents Popen's warning; it outlives this object (see _start_time)
+        child.returncode = 0  # no warning from Popen: the process outlives it (see _start_time)
 
     def adopt(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The environment that makes another's child process end with this background process."""

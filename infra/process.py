@@ -31,7 +31,7 @@ def _main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     set_parent_death_signal = 1
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         raise SystemExit(f"{command[0]}: the process that started it has ended")
     os.execvp(command[0], command)
 

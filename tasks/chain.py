@@ -57,7 +57,10 @@ from trainwright.tasks.runs.run import Run
 
 ENTRY_POINTS = "trainwright.steps"
 PROGRESS = "progress.jsonl"
-"""A file in a run's work folder. If it exists, every process of the run appends its events."""
+"""A file in a run's work folder.
+
+If it exists, every process of the run appends its events to it.
+"""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -300,7 +303,7 @@ def _steps_with(
 ) -> dict[str, float]:
     """The seconds of each step, with this step's added: repeated steps add up.
 
-    `least_s`: the work's own duration, including killed processes, which recorded none.
+    `least_s`: the duration that the work reports, which includes that of killed processes.
     """
     before = context.run.status().steps
     total_s = max(before.get(spec.name, 0.0) + seconds, least_s)

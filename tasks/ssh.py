@@ -35,8 +35,8 @@ _OPTIONS = {
 def ssh_command(address: str, settings: Settings, login: Ssh | None = None) -> list[str]:
     """The command that connects to a host; append the remote command to it.
 
-    The settings, or the user's ssh configuration, supply what `login` leaves out. Raises BadInput
-    if those are wrong.
+    Values that `login` lacks come from the settings, else from the user's ssh configuration. Raises
+    BadInput if those are wrong.
     """
     options = _OPTIONS | _login_options(settings, login)
     return [

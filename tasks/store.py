@@ -87,7 +87,7 @@ def save_model(run: Run) -> dict[str, str]:
     model = run.model()
     validation = run.read(Validation)
     search = run.find(LearningRateSearch)
-    assert validation.data is not None  # a rejected run has no result
+    assert validation.data is not None  # a run with rejected data has no result
     data = validation.data
     signature = {
         "schema_version": 1,

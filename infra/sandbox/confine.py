@@ -24,7 +24,7 @@ _OF_THE_SYSTEM = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 _HARDWARE = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PRIVATE = ("/", "/tmp", "/dev", "/proc")
-"""each sandbox has its own; the machine's are never visible"""
+"""each sandbox has its own; those of the machine are never visible"""
 
 
 def strongest() -> Protection:

@@ -263,7 +263,7 @@ def on_devices(
 
 
 def look(context: RunContext) -> bool:
-    """Keep a waiting run's place and lease; whether the run must act.
+    """Keep a waiting run's place and lease. Returns whether the run must act.
 
     It must act if its turn has come, its pool has changed, its time is up, or its place or lease is
     lost. Reports the place if it has changed.

@@ -92,9 +92,9 @@ def _because(one: Configuration, best: Configuration, goal: Goal) -> str:
 
 
 def _slow_collectives(one: Configuration, best: Configuration) -> str:
-    """A reason if the configuration adds devices to the best one's, and is slower.
+    """Why more devices are slower; for a configuration with the best one's devices and more.
 
-    Empty otherwise: other devices may simply be slower.
+    Empty for others: their devices may simply be slower.
     """
     mine, theirs = (device_counts(device for device, _ in each.devices()) for each in (one, best))
     more = one.size > best.size and all(

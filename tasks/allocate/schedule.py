@@ -35,7 +35,7 @@ class ScheduleChoice:
     energy_j: float
 
     def beats(self, other: ScheduleChoice) -> bool:
-        """Whether it needs no more energy, time or devices, and may end as late."""
+        """Whether it is at least as good: no more energy, time or devices, and may end as late."""
         held = dict(other.holds)
         return (
             self.energy_j <= other.energy_j

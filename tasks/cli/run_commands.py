@@ -57,7 +57,7 @@ def run(
     from trainwright.tasks.spec.job import load_job
     from trainwright.tasks.summary import summary
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell ignores SIGINT for background jobs
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell ignores SIGINT in background jobs
         signal.signal(number, signal.default_int_handler)
     settings = Settings.from_environment()
     chosen = load_job(job, pool, changes or ())
@@ -177,7 +177,7 @@ def replan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make a running training plan again with the pool file's current devices.
+    """Replan a running training with the pool file's current devices.
 
     The training writes a checkpoint, and continues with the devices of the new plan.
     """

@@ -51,7 +51,7 @@ def pool_document(pool: Pool, settings: Settings) -> dict[str, Any]:
 
 
 def _window(available: str | None, now: datetime) -> dict[str, Any]:
-    """A host's daily window (UTC; None: always open), whether it is open, and when that changes."""
+    """A host's daily window (UTC; None: always open), whether it is open, and its next change."""
     change = next_change(available, now) if available else None
     return {
         "available": available,

@@ -305,7 +305,7 @@ class JointPlan(Value):
     held: list[HeldDevice] | None = _HELD
     search: Literal["exact", "bounded"] = Field(
         description="exact: all choices of devices and all orders were considered; bounded: not "
-        "all. Says nothing about how late slipping jobs are, which is found in steps"
+        "all. Does not apply to the delays of late jobs, which are found in steps"
     )
     gap: float | None = Field(
         default=0.0,
@@ -362,9 +362,10 @@ class LearningRateSearch(Artefact):
 
 
 class SplitEvent(Value):
-    """The split from `step` on, and the reason for it.
+    """The split from `step` on, and why it was recorded.
 
-    The split changed, the global batch (its sum) changed, or other processes took it over.
+    The split changed, the global batch (its sum) changed, or other processes took over the same
+    split.
     """
 
     step: int

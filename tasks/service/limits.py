@@ -17,9 +17,9 @@ MAX_DEPTH = 32
 MAX_NUMBER = 1e30  # products of a few of them stay finite
 BODY_TIMEOUT_S = 30.0
 MAX_BUFFERED_BYTES = 64 * 2**20
-"""of all bodies being received"""
+"""total size of all bodies being received"""
 _DRAINED_BYTES = 64 * 2**20
-"""bytes of a too large body that are read and dropped, so that the sender reads the answer"""
+"""bytes of an oversized body that are read and discarded, so that the sender reads the answer"""
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_PARENTHESES = bytes.maketrans(b"[{]}", b"(())")

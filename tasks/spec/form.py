@@ -95,7 +95,7 @@ def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _leaf(spec: dict[str, Any], empty: bool, title: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"title": title}
-    if "anyOf" in spec:  # a number or a word
+    if "anyOf" in spec:  # a number, or text such as `auto`
         words = "|".join(one["const"] for one in spec["anyOf"] if "const" in one)
         schema |= {
             "type": ["string", "number"],

@@ -114,7 +114,7 @@ class DeviceEntry(Document):
 
 
 class HostNetwork(Document):
-    """A host's own network; the pool's values apply for what it leaves out."""
+    """A host's own network; missing values are the pool's."""
 
     bandwidth: Bandwidth | None = Field(default=None, description="to other hosts, such as 1Gbit")
     latency: Duration | None = Field(default=None, description="to other hosts, such as 200us")
@@ -151,7 +151,7 @@ class Host(Document):
 
 
 class Ssh(Document):
-    """How to log in to the hosts; the user's ssh configuration applies for what it leaves out.
+    """How to log in to the hosts; missing values come from the user's ssh configuration.
 
     Paths are relative to the pool file.
     """
@@ -176,7 +176,7 @@ class Network(Document):
     latency: Duration = 50e-6
 
     def slower(self, other: Network) -> Network:
-        """The network between a host of this and a host of the other."""
+        """The network between a host with this network and a host with the other."""
         return Network.model_construct(
             bandwidth=min(self.bandwidth, other.bandwidth), latency=max(self.latency, other.latency)
         )

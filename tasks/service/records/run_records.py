@@ -28,7 +28,7 @@ from trainwright.tasks.train.record.metrics import warm_up
 
 
 class NotFound(BadInput):
-    """This address names nothing."""
+    """Nothing exists at this address."""
 
     kind = "not_found"
 

@@ -89,9 +89,9 @@ def _of_what_is_there(store: ObjectStore) -> Index:
                 state = json.loads(data)
                 best, token = state.get("best") is True, int(state.get("token") or newest)
             except (ValueError, TypeError, AttributeError):
-                best, token = False, newest  # whoever reads it reports the damage
+                best, token = False, newest  # the damage is reported when it is read
             if token < newest:
-                continue  # of a launch that another had taken over from at an earlier step
+                continue  # written by a launch that another one had replaced at an earlier step
             newest = token
             entries.append(Entry(step, sha256(data), best))
     return Index(checkpoints=entries)

@@ -37,7 +37,7 @@ SHARED_MEMORY = Path("/dev/shm")
 LEFT_FREE_BYTES = 1 << 30
 """The space that parts must leave free on disk and in shared memory."""
 _FREE = "free"
-"""Folder of earlier parts' files for reuse: the kernel need not clear their memory again."""
+"""Folder of earlier parts' files for reuse, so that the kernel need not clear memory again."""
 _PREFIX, _ABANDONED_S = "trainwright-staging-", 86400.0
 _OF = "of"
 """A file in shared memory that names the work folder it belongs to: `<mount namespace> <path>`."""

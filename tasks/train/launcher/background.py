@@ -107,12 +107,14 @@ def raise_failure(run: Run) -> None:
 
 
 def stop(context: RunContext) -> bool:
-    """Stop the process on any machine, and release what the run holds; whether there was one.
+    """Stop the process on any machine, and release what the run holds.
+
+    Returns whether there was one.
 
     It saves a checkpoint if the current step and the checkpoint take at most GRACE_S. A process on
-    this machine has ended when this returns, and keeps its right until then: no second one starts
-    beside it, and a concurrent caller waits equally long. A process on another machine notices the
-    lost lease within LOOK_EVERY_S; this returns when its devices are free or it must have ended.
+    this machine has ended when this returns. It keeps its right until then, so that no second one
+    starts, and concurrent callers wait too. A process on another machine notices the lost lease
+    within LOOK_EVERY_S; this returns when its devices are free or it must have ended.
     """
     run, ledger = context.run, context.ledger
     name = launcher(run)
@@ -139,7 +141,7 @@ def stop(context: RunContext) -> bool:
 
 
 def stop_unfollowed(context: RunContext) -> bool:
-    """Stop the process if its holder is this one, whose task has ended; whether there was one.
+    """Stop the process if this holder, whose task has ended, has one. Returns whether it had.
 
     Normally the trigger of a deferred task stops the process. If no triggerer runs when the task
     ends, Airflow drops the trigger, so nothing stops the process. If a trigger is already stopping

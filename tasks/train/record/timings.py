@@ -130,7 +130,7 @@ class Figures:
 def own_meter(
     planned: PlannedDevice, devices: Sequence[PlannedDevice], device: torch.device
 ) -> EnergyMeter | None:
-    """The energy meter of one device of a plan; None if none measures this device alone.
+    """The energy meter of one device of a plan; None if no meter measures only this device.
 
     Each GPU has its own counter. CPU counters cover whole sockets, including other processes, so
     a CPU rank gets one only if it is the only rank on its host.
