@@ -22,7 +22,7 @@ from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
 _ALIGNMENT, _LEAST_CHUNK, _HEADER, _PAGE = 64, 32, 8, 4096
 # Memalign's request in addition to the chunk; this request is rounded up once more.
 _SPARE = _ALIGNMENT + _LEAST_CHUNK + 16
-_MOST_KEPT_BYTES, _KEPT = 1040, 7  # tcache: chunks up to this size, so many of each
+_MOST_KEPT_BYTES, _KEPT = 1040, 7  # tcache: largest size of its chunks, and the number of each size
 _FIRST_THRESHOLD = 1_700_000  # 128 KiB where a process starts; importing torch raises it
 _PAD = 128 * 2**10  # M_TOP_PAD
 # Holes in the heap of a process that has loaded torch (malloc_info): size -> count.

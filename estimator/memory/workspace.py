@@ -19,7 +19,7 @@ _ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SCRATCH = 40_000.0  # bytes of oneDNN's strided and transposed convolutions, approximately
 _FEW_CHANNELS = 3  # images with at most these are not copied for the filters' gradient
 _SMALL_KERNEL = 9  # places; depthwise kernels up to this size are summed in registers
-_PARTS = 256  # larger ones, with channels last, are summed from so many parts
+_PARTS = 256  # larger kernels with channels last are summed from this many parts
 
 
 def operation_workspace_bytes(operation: Operation, batch_size: int) -> float:

@@ -29,7 +29,7 @@ class Speed(FrozenModel):
     def slower(self, than: Speed, seconds: float, flops: float, calls: float = 1.0) -> float:
         """The time of some work at this speed, divided by its time at the speed `than`.
 
-        The work took so many `seconds` at this speed. The time of its FLOPs and calls at the
+        The work took `seconds` at this speed. The time of its FLOPs and calls at the
         sentinel's rates scales with those kernels. The rest moves bytes, within caches or beyond
         them, and scales with the geometric mean of all three kernels.
         """

@@ -374,7 +374,7 @@ _FILES = ("data.uri", "data.expectations", "pool")
 def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
     """A job's mapping with one field set by `FIELD=VALUE`: FIELD is dotted, VALUE is YAML.
 
-    Raises BadInput if `change` is no assignment, or a part of FIELD is a value without fields.
+    Raises BadInput if `change` is not an assignment, or a part of FIELD is a value without fields.
     """
     field, equals, text = change.partition("=")
     parts = field.split(".")

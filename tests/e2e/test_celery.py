@@ -95,7 +95,7 @@ class Site:
         return job
 
     def trains(self, job: Path, where: str, commits: int = 2) -> Run:
-        """Wait until a job's run has stored so many checkpoints and continues to train."""
+        """Wait until a job's run has stored this many checkpoints and continues to train."""
 
         def committed() -> Run | None:
             assert self.api("GET", where)["state"] not in ("success", "failed"), self.api.states(

@@ -156,7 +156,7 @@ class CollectiveBound:
             return np.zeros(3)
         if machines > 1:
             rings = [RingShape(2, 0, min(here, 2), total)]
-        else:  # one machine, or several, which is no faster than one other than this
+        else:  # one machine, or several, which are not faster than one other than this
             rings = [RingShape(1, total, 0, total)] if here < 2 else []
             rings += [] if elsewhere else [RingShape(1, 0, total, total)]
         found = [self.topology.collectives.time(ring) for ring in rings]

@@ -21,7 +21,7 @@ _INK, _SOFT, _CHOSEN, _KEPT, _MISSED = "#1d2733", "#c9d1d9", "#d1495b", "#1f77b4
 def check_plot(path: Path) -> None:
     """Check where a plot is to be written.
 
-    Raises BadInput for another suffix, a missing folder, or an existing file that is no such plot.
+    Raises BadInput for another suffix, a missing folder, or an existing file of another kind.
     """
     if path.suffix not in (".svg", ".html"):
         raise BadInput(f"--plot: got {path}; allowed: a file that ends in .svg or .html")

@@ -61,7 +61,7 @@ class AsyncSandbox:
         try:
             reader, writer = await asyncio.open_unix_connection(sock=server.connect())
             try:
-                with contextlib.suppress(ConnectionError):  # then there is no answer either
+                with contextlib.suppress(ConnectionError):  # then the answer is missing too
                     writer.write(message(request, self.limits, readable))
                     writer.write_eof()
                     await writer.drain()

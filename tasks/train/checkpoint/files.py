@@ -109,7 +109,7 @@ def parsed(data: bytes) -> State:
     except (ValueError, TypeError, AttributeError) as error:
         raise CorruptArtefact(f"{STATE}: {error}") from error
     if unknown:
-        raise CorruptArtefact(f"{STATE}: lists a file {unknown[0]!r}, which is no tensor file")
+        raise CorruptArtefact(f"{STATE}: lists a file {unknown[0]!r}, which is not a tensor file")
     return state
 
 

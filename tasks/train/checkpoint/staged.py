@@ -113,7 +113,7 @@ class Place:
                 if missing := [path for path in paths.values() if not path.is_file()]:
                     raise ValueError(f"{missing[0]} is missing")
                 if unknown := [name for name in paths if not FILE.match(name)]:
-                    raise ValueError(f"it lists a file {unknown[0]!r}, which is no tensor file")
+                    raise ValueError(f"it lists a file {unknown[0]!r}, which is not a tensor file")
                 state = parsed(json.dumps(found["state"]).encode())
                 by_step[state.step] = Staged(self, mark.stem, state, paths)
             except (OSError, ValueError, TypeError, KeyError, CorruptArtefact) as error:

@@ -34,7 +34,7 @@ def policy(
     restarts: int = 2,
     wait_for_devices: float = 60.0,
 ) -> MembershipPolicy:
-    """The policy of a launch on so many devices, each on its own host unless local."""
+    """The policy of a launch on this many devices, each on its own host unless local."""
     step = Interval(median=0.01, low=0.01, high=0.02)
     devices = tuple(
         PlannedDevice.model_validate(

@@ -31,7 +31,7 @@ SLOW = {"type": "emulated", "speed": 1.0}
 
 
 def command(asked: TrainRequest, processes: int, stale: str = "") -> list[str]:
-    """The torchrun command for so many ranks, with the order of a training of this request."""
+    """The torchrun command for this many ranks, with the order of this request's training."""
     path = Path(asked.work_folder) / "order.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     words = {
