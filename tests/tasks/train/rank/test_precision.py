@@ -45,7 +45,7 @@ def trained(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
     ("precision", "backend", "optimizer", "clip_norm"),
     [
         ("amp", "torch", "momentum", 0.5),
-        # Without clipping: torch computes the norm of bf16 gradients in bf16, too inexact to compare.
+        # Without clipping: the norm of bf16 gradients is computed in bf16, which is too inexact.
         ("bf16", "horovod", "adam", None),
         pytest.param("amp", "horovod", "adam", 0.5, marks=pytest.mark.slow),
         pytest.param("bf16", "torch", "momentum", None, marks=pytest.mark.slow),
