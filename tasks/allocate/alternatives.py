@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
 from trainwright.tasks.allocate.plan.device_counts import device_counts
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
@@ -122,4 +123,4 @@ def _missed(problem: PlanningProblem, one: Configuration) -> str:
     much = f"takes {ratio:.3g} x {name}"
     if ratio < 1.995:
         much = f"misses {name} by {100 * (ratio - 1):.2g} %"
-    return f"{much} at confidence {problem.model.confidence:g}"
+    return f"{much} at confidence {problem.job.objective.confidence:g}"

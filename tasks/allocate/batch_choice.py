@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
@@ -115,8 +115,10 @@ class _BatchSearches:
         one = best(request)
         before = self._found.get(size)
         self._found[size] = one if before is None else before.merged(one, self._problem.goal)
-        if one.nodes >= EXACT_NODES:
-            self._exhausted.add(size)
+        best_value = math.inf if one.best is None else one.best.value(self._problem.goal)
+        is_open = one.bound < min(cutoff, best_value) * (1 - TOLERANCE)
+        if one.nodes >= EXACT_NODES or (max_nodes == MAX_NODES and is_open):
+            self._exhausted.add(size)  # another search would find the same
 
     def _least(self) -> float:
         return min(map(self._high, self._found), default=math.inf)

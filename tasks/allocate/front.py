@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal, Limits
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.device_counts import device_counts
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best

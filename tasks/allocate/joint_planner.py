@@ -22,10 +22,11 @@ from datetime import datetime
 
 from trainwright.tasks.allocate.batch_choice import choose_batch
 from trainwright.tasks.allocate.infeasible import infeasible
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Limits
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.topology import machine_of
-from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, make_plan, planned
+from trainwright.tasks.allocate.planner import make_plan, planned
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.schedule import ScheduleChoice, Scheduled, fewest_late
 from trainwright.tasks.allocate.strategies import best
@@ -170,13 +171,13 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice
     # No two machines count as alike: another job may hold devices of one of them.
     problem = PlanningProblem.of(job, model, usable(pending.pool, job.devices), apart=True)
     endless = Limits(budget=problem.limits.budget)
-    problem, chosen = _least_energy(problem)
-    if chosen is None:
-        problem, chosen = _least_energy(replace(problem, limits=endless))
-    if chosen is None:
+    result, _ = choose_batch(problem)
+    if result is None:
+        result, _ = choose_batch(replace(problem, limits=endless))
+    if result is None or result.best is None:
         raise infeasible(problem)
     problem = replace(problem, limits=endless)  # the job may have to be late
-    found, complete = _configurations(problem, chosen)
+    found, complete = _configurations(problem, result.best)
     kept = []
     for one in found:
         if one.excess(endless) <= 0:
@@ -198,32 +199,22 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice
     return worth, complete
 
 
-def _least_energy(problem: PlanningProblem) -> tuple[PlanningProblem, Configuration | None]:
-    """The configuration of least energy within the limits; accumulates only if necessary.
-
-    Returns it with the problem that has its accumulation.
-    """
-    for most in (1, TRAINED_ACCUMULATION):
-        problem = replace(problem, max_accumulation=most)
-        chosen, _ = choose_batch(problem)
-        if chosen is not None and chosen.best is not None:
-            return problem, chosen.best
-    return problem, None
-
-
 def _configurations(
     problem: PlanningProblem, frugal: Configuration
 ) -> tuple[list[Configuration], bool]:
     """The configurations, and whether the list is complete; `frugal` has the least energy."""
     rooms = [group.count for group in problem.topology.groups]
-    if math.prod(room + 1 for room in rooms) > _MAX_CONFIGURATIONS:
-        return [frugal, *_between(problem, frugal)], False
     space = problem.request(frugal.batch).space()
+    accumulations = [one for low, high in space.accumulations for one in range(low, high + 1)]
+    if math.prod(room + 1 for room in rooms) * len(accumulations) > _MAX_CONFIGURATIONS:
+        return [frugal, *_between(problem, frugal)], False
+    goals: tuple[Goal, ...] = ("energy", "upper_time")
     every = [
-        one
+        one.configuration
         for counts in itertools.product(*(range(room + 1) for room in rooms))
-        for accumulation in space.accumulations
-        for one in space.configure(counts, accumulation)
+        for accumulation in accumulations
+        for goal in goals
+        for one in space.configure(counts, accumulation, goal, problem.limits)
     ]
     return [frugal, *every], True
 

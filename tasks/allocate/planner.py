@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from trainwright.estimator.predict.energy import power_of
@@ -33,9 +32,6 @@ from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 
-TRAINED_ACCUMULATION = 64
-"""Maximum number of micro-batches per step in a plan. `tasks.train` has no limit of its own."""
-
 
 def make_plan(
     job: Job,
@@ -45,13 +41,13 @@ def make_plan(
     free: Sequence[Device] | None = None,
     *,
     now: datetime | None = None,
-    most_accumulation: int = TRAINED_ACCUMULATION,
+    most_accumulation: int | None = None,
 ) -> Plan:
     """The plan that minimises the job's objective within its limits at its confidence.
 
-    Gradients are accumulated over up to `most_accumulation` micro-batches if no plan without
-    accumulation meets the limits. `free` are the devices to choose from (default: all that the job
-    may use). `now` is the plan's start, for the hosts' windows (None: ignore windows).
+    Gradients are accumulated over up to `most_accumulation` micro-batches (None: any number).
+    `free` are the devices to choose from (default: all that the job may use). `now` is the plan's
+    start, for the hosts' windows (None: ignore windows).
 
     Raises BadInput, or Infeasible with the binding limit and the nearest feasible deadline and
     budget.
@@ -64,11 +60,9 @@ def make_plan(
             "(devices.min_count)",
             binding="devices",
         )
-    problem = PlanningProblem.of(job, CostModel(job, pool, estimate, data, now), devices)
+    model = CostModel(job, pool, estimate, data, now)
+    problem = PlanningProblem.of(job, model, devices, most_accumulation)
     chosen, found = choose_batch(problem)
-    if chosen is None:
-        problem = replace(problem, max_accumulation=most_accumulation)
-        chosen, found = choose_batch(problem)
     solve_time_s = time.perf_counter() - started
     if chosen is None or chosen.best is None:
         raise infeasible(problem)

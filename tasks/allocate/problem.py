@@ -7,7 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
+from trainwright.tasks.allocate.plan.configuration import (
+    Configuration,
+    Goal,
+    Limits,
+    comes_before,
+)
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import SearchRequest
 from trainwright.tasks.allocate.plan.topology import Topology
@@ -30,7 +35,8 @@ class PlanningProblem:
     topology: Topology
     goal: Goal
     limits: Limits
-    max_accumulation: int = 1
+    max_accumulation: int | None = None
+    """The most micro-batches of a step; None: any number."""
 
     @classmethod
     def of(
@@ -38,7 +44,7 @@ class PlanningProblem:
         job: Job,
         model: CostModel,
         devices: Sequence[Device],
-        max_accumulation: int = 1,
+        max_accumulation: int | None = None,
         *,
         apart: bool = False,
     ) -> PlanningProblem:
@@ -117,7 +123,7 @@ class PlanningProblem:
         for size in sorted(self.sizes, reverse=True):
             cutoff = chosen.value(goal) if chosen else math.inf
             one = best(self.request(size, goal, limits, cutoff)).best
-            if one is not None and (chosen is None or one.value(goal) < chosen.value(goal)):
+            if one is not None and (chosen is None or comes_before(one, chosen, goal)):
                 chosen = one
         return chosen
 
@@ -142,7 +148,8 @@ class PlanningProblem:
             for change in changes:
                 tried = [change.get(other, count) for other, count in enumerate(counts)]
                 if 0 <= tried[place] <= group.count and any(tried):
-                    found += space.configure(tried, result.accumulation)[:1]
+                    some = space.configure(tried, result.accumulation, self.goal, self.limits)
+                    found += [one for one, _ in some[:1]]
             if len(found) > _MAX_NEIGHBOURS:
                 break
         return found

@@ -15,7 +15,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Configuration
 
 _FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 """Factors that stretch the deadlines of late jobs; the first sufficient one applies."""

@@ -107,11 +107,10 @@ def _enumerate(name: str, cost: CostFunction, request: SearchRequest) -> SearchR
     topology, goal = request.topology, request.goal
     rooms = [group.count for group in topology.groups]
     complete = math.prod(room + 1 for room in rooms) <= _MAX_TRIED
-    fit = {number: site.size for number, site in enumerate(topology.sites)}
     seen: list[Configuration] = []
     for counts in _all_counts(rooms) if complete else _one_group(rooms):
         if request.min_ranks <= sum(counts) <= request.max_ranks:
-            for placement in placements(topology, counts, fit):
+            for placement in placements(topology, counts):
                 one = cost(topology, counts, placement, request.batch)
                 if one is not None:
                     seen.append(replace(one, strategy=name))

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.estimator.predict.communication import Link
-from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, make_plan
+from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
@@ -70,7 +70,7 @@ def plan(
     *,
     curves: list[DeviceCurve] | None = None,
     now: datetime | None = None,
-    most: int = TRAINED_ACCUMULATION,
+    most: int | None = None,
     **job: Any,
 ) -> Plan:
     """The plan of a job with these fields on this pool; every CPU device has the curve above."""

@@ -34,5 +34,6 @@ def most_samples(chosen: Configuration, bound: int) -> dict[str, int | None]:
         if kind.shares_memory:
             limit *= needs[device.id] / shared[machine_of(device)]
         curve = kind.curve.model_copy(update={"memory_limit_bytes": limit})
-        found[device.id] = max(batch, largest_batch(curve, bound))
+        micro = largest_batch(curve, bound, model.kept_bytes(chosen.accumulation))
+        found[device.id] = max(batch, min(bound, chosen.accumulation * micro))
     return found

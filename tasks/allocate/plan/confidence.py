@@ -1,4 +1,4 @@
-"""Quantities with their 90 % interval, and the value not exceeded at a given confidence."""
+"""Quantities with their 90 % interval and other quantiles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.quantiles import NINETY, normal_quantile
+
+TOLERANCE = 1e-9
+"""Two values this close, relatively, are a tie: the difference is rounding."""
 
 
 class Triple(NamedTuple):
@@ -20,18 +23,15 @@ class Triple(NamedTuple):
         """The same, as an artefact stores it."""
         return Interval(median=self.median, low=self.low, high=self.high)
 
+    def at(self, z: float) -> float:
+        """The quantile at z: 0 is the median, −1 and 1 are the ends, log-normal in between.
 
-def not_exceeded(quantity: Triple, confidence: float) -> float:
-    """The value that the quantity exceeds with probability 1 − confidence.
-
-    The quantity is log-normal through its median and its 95 % point (`high`):
-
-        q(c) = median · (high / median) ^ z   with   z = `relative_deviations(c)`
-    """
-    if quantity.high <= quantity.median:
-        return quantity.high
-    ratio = math.log(quantity.high / quantity.median)
-    return quantity.median * math.exp(ratio * relative_deviations(confidence))
+        q(z) = median · (high / median) ^ z
+        """
+        end = self.high if z >= 0 else self.low
+        if z in (-1.0, 0.0, 1.0) or end == self.median or not 0 < self.median < math.inf:
+            return self.median if z == 0 else end
+        return self.median * math.pow(end / self.median, abs(z))
 
 
 def relative_deviations(confidence: float) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from trainwright.tasks.allocate.plan.cost import Cost
+from trainwright.tasks.allocate.plan.cheapest_split import Value
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.cost import Cost, RanksCost
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.placement import Placement, placed_devices
 from trainwright.tasks.allocate.plan.topology import Topology
@@ -15,8 +17,14 @@ from trainwright.tasks.spec.pool import Device
 
 Goal = Literal["time", "energy", "cost", "upper_time", "upper_cost"]
 """The quantity to minimise: a median, or (`upper_…`) a bound at the job's confidence."""
-TOLERANCE = 1e-9
-"""Two values this close, relatively, are a tie: the difference is rounding."""
+
+_FIELDS: dict[Goal, str] = {
+    "time": "duration_s",
+    "energy": "energy_j",
+    "cost": "cost",
+    "upper_time": "duration_s",
+    "upper_cost": "cost",
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,35 @@ class Limits:
 
     deadline_s: float = math.inf
     budget: float = math.inf
+
+
+def value_of(costs: RanksCost, goal: Goal, limits: Limits, available_s: float, z: float) -> Value:
+    """The goal as a function of T, U and X (`plan.cheapest_split`); infinite outside the limits.
+
+    The ranks' devices are available for `available_s`; limits hold at z.
+    """
+    end_s = min(limits.deadline_s, available_s) * (1 + TOLERANCE)
+    budget = limits.budget * (1 + TOLERANCE)
+    field = _FIELDS[goal]
+
+    def value(slowest_s: Any, upper_s: Any, work_j: Any) -> Any:
+        import numpy as np
+
+        upper = is_upper(goal)
+        found = costs.figures(z if upper else 0.0, upper_s if upper else slowest_s, work_j)
+        values = getattr(found, field)
+        if end_s < math.inf or budget < math.inf:
+            most = found if upper else costs.figures(z, upper_s, work_j)
+            over = (most.duration_s > end_s) | (most.cost > budget)
+            values = np.where(over, math.inf, values)
+        return values
+
+    return value
+
+
+def is_upper(goal: Goal) -> bool:
+    """Whether the goal is a bound at the job's confidence."""
+    return goal in ("upper_time", "upper_cost")
 
 
 @dataclass(frozen=True)
@@ -71,7 +108,7 @@ class Configuration:
         window_s = self.available_s()
         if window_s < math.inf:
             over = max(over, duration_s / window_s - 1 if window_s > 0 else math.inf)
-        return max(0.0, over)
+        return over if over > TOLERANCE else 0.0
 
     def devices(self) -> list[tuple[Device, int]]:
         """Devices and their shares, in the order of the pool."""
@@ -84,3 +121,22 @@ class Configuration:
             (device, next(batches[model.kind(device).index]))
             for device in placed_devices(self.topology, self.counts, self.placement)
         ]
+
+
+def comes_before(one: Configuration, other: Configuration, goal: Goal) -> bool:
+    """Whether a configuration is better for a goal.
+
+    The other objectives break ties: time, energy, cost; then fewer ranks, fewer micro-batches, and
+    at last the names of the devices, so that the order of hosts does not matter.
+    """
+    goals: tuple[Goal, ...] = (goal, "time", "energy", "cost")
+    for each in goals:
+        mine, theirs = one.value(each), other.value(each)
+        if mine != theirs and not math.isclose(mine, theirs, rel_tol=TOLERANCE):
+            return mine < theirs
+
+    def key(it: Configuration) -> tuple[int, int, list[tuple[str, str]]]:
+        names = sorted((device.type, device.id) for device, _ in it.devices())
+        return (it.size, it.accumulation, names)
+
+    return key(one) < key(other)

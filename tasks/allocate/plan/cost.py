@@ -1,18 +1,23 @@
 """The cost of one configuration: duration, energy and money of the training, with intervals.
 
-With b_r the share of rank r in a global batch B, t_r its time for that share, C the time of all
-collectives one after another, A the micro-batches of a step, and S the number of steps:
+With t_r the time of rank r for its share of a global batch B, C the time of all collectives one
+after another, A the micro-batches of a step, and S the number of steps:
 
-    step      = T + max(C', C − BACKWARD · T / A)   with T = max_r t_r(b_r)
+    T         = max_r t_r
+    step      = T + max(C', C − BACKWARD · T / A)
     duration  = S · step + start
-    energy    = Σ_r S · (load_r · t_r + idle_r · (step − t_r)) + start · idle_r
+    energy    = S · Σ_r ((load_r − idle_r) · t_r + idle_r · step) + start · Σ_r idle_r
     cost      = Σ_r price_r · duration + price of energy · energy
 
 Gradients are summed during the slowest rank's backward pass. C' is the time after it: the last
-bucket, and the all-reduce of the step's metrics. The high end of the interval assumes no overlap.
+bucket, and the all-reduce of the step's metrics. A leased device draws its load power while it
+computes, and its idle power while it waits.
 
-The energy's interval is the duration's, widened by the uncertainty of the powers. A leased device
-draws its load power while it computes, and its idle power while it waits.
+The same formulas give every quantile. At z standard deviations, in units of those of the 90 %
+interval's ends (0: median, 1: high end, −1: low end), each quantity that is uncertain has its own
+quantile: t_r · factor_r^z, C, C' and start at z, energy times (1 + spread of the powers)^z, with
+the largest factor of the ranks for their work. The overlap with the backward pass is assumed in
+full up to the median, and fades to none at the high end.
 
 With A > 1 (gradient accumulation), a rank takes its share in min(A, b_r) micro-batches, as even as
 whole samples allow: t = A · t(b / A) for a curve that is straight between whole numbers. Memory is
@@ -23,17 +28,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from trainwright.tasks.allocate.plan.confidence import Triple, not_exceeded
-from trainwright.tasks.allocate.plan.kinds import (
-    Kind,
-    Share,
-    check_curve,
-    largest_batch,
-    median_times,
-)
+from trainwright.tasks.allocate.plan.confidence import Triple, relative_deviations
+from trainwright.tasks.allocate.plan.kinds import Kind, Share, check_curve
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, NotExceeded, Prediction
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
@@ -43,6 +43,42 @@ BACKWARD = 2 / 3
 """The backward pass, as a share of a step's work: twice the arithmetic of the forward pass."""
 START_S = Triple(median=6.0, low=3.0, high=20.0)
 """Starting processes and reading data: a prior."""
+_ENDS = (0.0, -1.0, 1.0)
+"""z of a `Triple`'s median, low and high end."""
+
+
+class Collectives(NamedTuple):
+    """Seconds of a step's all-reduces at one quantile."""
+
+    total: float
+    tail: float
+    """The part after the backward pass."""
+    overlap: float
+    """The share of the slowest rank's time during which the others can run, without accumulation"""
+
+    def step_s(self, slowest_s: Any, accumulation: int = 1) -> Any:
+        """Seconds of a step whose slowest rank takes this long (a number or a numpy array).
+
+        Gradients are summed only during the last micro-batch.
+        """
+        import numpy as np
+
+        hidden_s = slowest_s * self.overlap / accumulation
+        return slowest_s + np.maximum(self.tail, self.total - hidden_s)
+
+    def slowest_s(self, step_s: Any, accumulation: int = 1) -> Any:
+        """The inverse of `step_s`: how long the slowest rank may take."""
+        import numpy as np
+
+        shown = 1 - self.overlap / accumulation
+        return np.minimum(step_s - self.tail, (step_s - self.total) / shown)
+
+
+class Quantiles(Protocol):
+    """The time of a step's all-reduces, or a lower bound of it, at z = 0 and the job's z."""
+
+    def at(self, z: float) -> Collectives:
+        """The quantile at z."""
 
 
 class CollectiveTime(NamedTuple):
@@ -51,16 +87,14 @@ class CollectiveTime(NamedTuple):
     total: Triple
     tail: Triple
 
-    def step_s(self, busy_s: Any, accumulation: int = 1) -> Any:
-        """Median step time if the slowest rank computes for `busy_s` (a number or a numpy array).
+    def at(self, z: float) -> Collectives:
+        """The quantile at z."""
+        return Collectives(self.total.at(z), self.tail.at(z), overlap_at(z))
 
-        Gradients are summed only during the last micro-batch.
-        """
-        import numpy as np
 
-        return busy_s + np.maximum(
-            self.tail.median, self.total.median - busy_s * BACKWARD / accumulation
-        )
+def overlap_at(z: float) -> float:
+    """The share of the slowest rank's time that collectives may overlap, at z."""
+    return BACKWARD * min(1.0, max(0.0, 1 - z))
 
 
 class Cost(NamedTuple):
@@ -94,6 +128,53 @@ class Cost(NamedTuple):
         )
 
 
+class Figures(NamedTuple):
+    """Duration, energy and cost of a training at one quantile; infinite where unknown.
+
+    Numbers, or numpy arrays.
+    """
+
+    step_s: Any
+    duration_s: Any
+    energy_j: Any
+    cost: Any
+
+
+@dataclass(frozen=True)
+class RanksCost:
+    """The cost of training with some ranks, as a function of their computing times.
+
+    Sums over ranks: `idle_w`, and `rent` by the second. Infinite: unknown.
+    """
+
+    collectives: Quantiles
+    accumulation: int
+    steps: int
+    idle_w: float
+    rent: float
+    energy_price_per_j: float
+    kinds: tuple[Kind, ...]
+
+    def figures(self, z: float, slowest_s: Any, work_j: Any) -> Figures:
+        """The figures at z.
+
+        `slowest_s` is max_r t_r · factor_r^z; `work_j` is Σ_r (load_r − idle_r) · t_r at the
+        median. The figures never fall with either of them.
+        """
+        step_s = self.collectives.at(z).step_s(slowest_s, self.accumulation)
+        start_s = START_S.at(z)
+        duration_s = self.steps * step_s + start_s
+        pick = max if z >= 0 else min
+        factor = pick(kind.factor(z) for kind in self.kinds)
+        spread = max(1 + kind.curve.power_spread for kind in self.kinds) ** z
+        leased_j = self.idle_w * duration_s if self.idle_w else 0.0
+        energy_j = spread * (self.steps * factor * work_j + leased_j)
+        cost = self.rent * duration_s if self.rent else 0.0 * duration_s
+        if self.energy_price_per_j:
+            cost = cost + self.energy_price_per_j * energy_j
+        return Figures(step_s, duration_s, energy_j, cost)
+
+
 class CostModel:
     """The cost of a job's configurations on the devices of a pool.
 
@@ -109,7 +190,8 @@ class CostModel:
         now: datetime | None = None,
     ) -> None:
         self.job, self.pool, self.estimate, self.data = job, pool, estimate, data
-        self.confidence = job.objective.confidence
+        self.z = relative_deviations(job.objective.confidence)
+        """The job's confidence in standard deviations, in units of the 90 % interval's."""
         self.energy_price_per_j = pool.prices["energy"] / 3.6e6 if "energy" in pool.prices else None
         self._windows = {host.name: seconds_left(host.available, now) for host in pool.hosts}
         self._kinds: dict[object, Kind] = {}
@@ -137,28 +219,36 @@ class CostModel:
         """Steps of the whole training."""
         return math.ceil(self.data.train_rows / batch) * self.job.train.epochs
 
-    def times(self, kind: Kind, batch: int, accumulation: int) -> Any:
-        """Median seconds for 1, 2, … samples, up to `batch` or the memory limit (numpy array)."""
-        import numpy as np
-
-        micro = largest_batch(kind.curve, batch, self._kept_bytes(accumulation))
-        sizes = np.arange(1, min(batch, accumulation * micro) + 1)
-        in_micro = np.maximum(1.0, sizes / accumulation)
-        return np.minimum(sizes, accumulation) * median_times(kind.curve, in_micro)
-
     def memory_bytes(self, kind: Kind, batch: int, accumulation: int) -> float:
         """Peak memory of a rank with this share, as an upper bound."""
         micro = math.ceil(batch / accumulation)
-        return kind.curve.device_memory_bytes(micro) + self._kept_bytes(accumulation)
+        return kind.curve.device_memory_bytes(micro) + self.kept_bytes(accumulation)
 
-    def largest_global_batch(self) -> int:
-        """The largest global batch that the job may get."""
-        size = self.job.train.global_batch_size
-        most = size if size != "auto" else self.job.train.batch_bounds[1]
-        return min(most, self.data.train_rows)
-
-    def _kept_bytes(self, accumulation: int) -> float:
+    def kept_bytes(self, accumulation: int) -> float:
+        """Memory of the gradients between micro-batches."""
         return self.estimate.gradient_bytes if accumulation > 1 else 0.0
+
+    def ranks_cost(
+        self,
+        ranks: Sequence[tuple[Kind, int]],
+        collectives: Quantiles,
+        batch: int,
+        accumulation: int = 1,
+    ) -> RanksCost:
+        """The cost of these numbers of ranks of each kind, for any split of the batch."""
+        per_j = self.energy_price_per_j or 0.0
+        priced = bool(self.pool.prices)
+        return RanksCost(
+            collectives,
+            accumulation,
+            self.steps(batch),
+            math.fsum(count * _known(kind.idle_w) for kind, count in ranks),
+            math.fsum(count * _known(kind.price_per_s) for kind, count in ranks)
+            if priced
+            else math.inf,
+            per_j,
+            tuple(kind for kind, _ in ranks),
+        )
 
     def cost(
         self,
@@ -168,76 +258,33 @@ class CostModel:
         accumulation: int = 1,
     ) -> Cost:
         """The cost of these shares. Ignores memory, limits and windows."""
+        ranks = [(share.kind, share.ranks) for share in shares]
+        costs = self.ranks_cost(ranks, collectives, batch, accumulation)
         times = [share.kind.curve.median_s(share.batch, accumulation) for share in shares]
-        step = _step(shares, times, collectives, accumulation)
-        steps = self.steps(batch)
-        duration = Triple(*(steps * one + start for one, start in zip(step, START_S, strict=True)))
-        energy = _energy(shares, times, step, steps)
-        cost = self._money(shares, duration, energy)
+        work_j = math.fsum(
+            share.ranks * share.kind.extra_w * time
+            for share, time in zip(shares, times, strict=True)
+        )
+
+        def at(z: float) -> Figures:
+            slowest_s = max(
+                share.kind.factor(z) * time for share, time in zip(shares, times, strict=True)
+            )
+            return costs.figures(z, slowest_s, work_j)
+
+        ends, upper = [at(z) for z in _ENDS], at(self.z)
+        step, duration, energy, cost = (
+            Triple(*map(float, values)) for values in zip(*ends, strict=True)
+        )
         return Cost(
             step,
             duration,
-            energy,
-            cost,
-            not_exceeded(duration, self.confidence),
-            not_exceeded(cost, self.confidence) if cost else math.inf,
-        )
-
-    def _money(
-        self, shares: Sequence[Share], duration: Triple, energy: Triple | None
-    ) -> Triple | None:
-        """Σ_r price_r · duration + price of energy · energy; None if a price is unknown."""
-        priced = all(share.kind.price_per_s is not None for share in shares)
-        if not (priced and self.pool.prices):
-            return None
-        if energy is None and self.energy_price_per_j is not None:
-            return None
-        rent = math.fsum(share.ranks * (share.kind.price_per_s or 0.0) for share in shares)
-        per_j, joules = self.energy_price_per_j or 0.0, energy or Triple(0.0, 0.0, 0.0)
-        return Triple(
-            *(rent * time + per_j * one for time, one in zip(duration, joules, strict=True))
+            energy if math.isfinite(energy.median) else None,
+            cost if math.isfinite(cost.median) else None,
+            float(upper.duration_s),
+            float(upper.cost),
         )
 
 
-def _step(
-    shares: Sequence[Share],
-    times: Sequence[float],
-    collectives: CollectiveTime,
-    accumulation: int,
-) -> Triple:
-    """Step time: T + max(C', C − BACKWARD · T / A); at the high end T + C."""
-    total, tail = collectives
-    low_s = max(
-        time * share.kind.curve.low_factor for time, share in zip(times, shares, strict=True)
-    )
-    high_s = max(
-        time * share.kind.curve.high_factor for time, share in zip(times, shares, strict=True)
-    )
-    return Triple(
-        float(collectives.step_s(max(times), accumulation)),
-        low_s + max(tail.low, total.low - low_s * BACKWARD / accumulation),
-        high_s + total.high,
-    )
-
-
-def _energy(
-    shares: Sequence[Share], times: Sequence[float], step: Triple, steps: int
-) -> Triple | None:
-    """Σ_r S · (load_r · t_r + idle_r · (step − t_r)) + start · idle_r; None if a power is unknown.
-
-    The ends are those of the step at the median's mean power, widened by the powers' spread.
-    """
-    if any(share.kind.idle_w is None or share.kind.load_w is None for share in shares):
-        return None
-    idle_w = math.fsum(share.ranks * (share.kind.idle_w or 0.0) for share in shares)
-    working_j = math.fsum(
-        share.ranks
-        * ((share.kind.load_w or 0.0) * time + (share.kind.idle_w or 0.0) * (step.median - time))
-        for time, share in zip(times, shares, strict=True)
-    )
-    power_w = working_j / step.median
-    median, low, high = (
-        steps * one * power_w + start * idle_w for one, start in zip(step, START_S, strict=True)
-    )
-    spread = 1 + max(share.kind.curve.power_spread for share in shares)
-    return Triple(median, low / spread, high * spread)
+def _known(value: float | None) -> float:
+    return math.inf if value is None else value

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.errors import BadInput
 
 
@@ -26,9 +27,31 @@ class Kind:
     """How long the devices stay available from now; infinite if their host has no window."""
 
     @property
+    def extra_w(self) -> float:
+        """Power that a device draws in addition while it computes; infinite if not known."""
+        if self.load_w is None or self.idle_w is None:
+            return math.inf
+        return self.load_w - self.idle_w
+
+    def factor(self, z: float) -> float:
+        """A rank's time at the quantile z, relative to the median."""
+        return math.pow(self.curve.high_factor if z >= 0 else self.curve.low_factor, abs(z))
+
+    @property
     def shares_memory(self) -> bool:
         """Whether ranks of this kind share their host's memory."""
         return self.device_type in HOST_MEMORY_TYPES and self.curve.memory_limit_bytes is not None
+
+    @property
+    def knots(self) -> tuple[int, ...]:
+        """Samples between which the time is a straight line."""
+        return self.curve.time_knots.sizes if self.curve.time_knots else ()
+
+    def rate_falls(self, batch: int) -> bool:
+        """Whether a sample never takes longer in a larger batch, up to this one."""
+        sizes = sorted({1, batch, *(size for size in self.knots if 1 < size < batch)})
+        rates = [self.curve.median_s(size) / size for size in sizes]
+        return all(two <= one * (1 + TOLERANCE) for one, two in itertools.pairwise(rates))
 
     def ranks_that_fit(self, need_bytes: float) -> float:
         """How many ranks with this need fit into one machine's memory.
@@ -49,12 +72,14 @@ class Share(NamedTuple):
     ranks: int
 
 
-def largest_batch(curve: DeviceCurve, most: int, kept_bytes: float = 0.0) -> int:
+def largest_batch(curve: DeviceCurve, most: int, kept_bytes: float = 0.0, sharing: int = 1) -> int:
     """The largest batch up to `most` that fits into the device's memory; 0 if no sample does.
 
-    `kept_bytes` are needed in addition to the batch.
+    `kept_bytes` are needed in addition to the batch. `sharing` ranks have equal parts of the
+    memory.
     """
     limit = curve.memory_limit_bytes
+    limit = None if limit is None else limit / sharing
     if curve.most_batch_size is not None:
         most = min(most, curve.most_batch_size)
     if limit is None or most == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainwright.tasks.allocate.plan.collectives import RingShape
@@ -18,25 +18,19 @@ class Placement(NamedTuple):
     """Site and number of machines, for each site in use."""
 
 
-def placements(
-    topology: Topology, counts: Sequence[int], most: Mapping[int, int]
-) -> list[Placement]:
+def placements(topology: Topology, counts: Sequence[int]) -> list[Placement]:
     """The ways to place `counts[g]` ranks of each group g whose collectives differ.
 
-    They trade fewer machines against fewer ranks on each. `most[s]` is how many ranks fit into the
-    memory of one machine of site s, for each site in use. Empty if the ranks do not fit.
+    They trade fewer machines against fewer ranks on each. Empty if there are too few devices.
     """
     sites, groups = topology.sites, topology.groups
     here, used, least = 0, {}, {}
     for number, places in topology.in_use(counts).items():
         site = sites[number]
-        if not most[number]:
-            return []
         used[number] = sum(counts[place] for place in places)
         # The minimum number of machines for the ranks of each kind.
         least[number] = max(
-            -(-counts[place] // min(site.room[groups[place].kind.index], most[number]))
-            for place in places
+            -(-counts[place] // site.room[groups[place].kind.index]) for place in places
         )
         if least[number] > len(site.machines):
             return []
@@ -60,6 +54,22 @@ def placements(
             network = slowest if total > 1 else None
             ring = RingShape(total, on_one, here, sum(used.values()), network)
             found.append(Placement(ring, tuple(sorted(taken.items()))))
+    return found
+
+
+def sharing_memory(
+    topology: Topology, counts: Sequence[int], placement: Placement
+) -> dict[int, int]:
+    """By kind whose ranks share their machine's memory: the most ranks that share it."""
+    places_of, found = topology.in_use(counts), dict[int, int]()
+    for number, machines in placement.machines:
+        sharing = [
+            place for place in places_of[number] if topology.groups[place].kind.shares_memory
+        ]
+        ranks = sum(-(-counts[place] // machines) for place in sharing)
+        for place in sharing:
+            index = topology.groups[place].kind.index
+            found[index] = max(ranks, found.get(index, 0))
     return found
 
 

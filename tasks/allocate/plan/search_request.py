@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal, Limits
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.search_space import SearchSpace
 from trainwright.tasks.allocate.plan.topology import Topology
 
@@ -26,7 +27,7 @@ class SearchRequest:
     goal: Goal
     limits: Limits
     cutoff: float = math.inf
-    max_accumulation: int = 1
+    max_accumulation: int | None = None
     max_nodes: int = MAX_NODES
 
     def space(self) -> SearchSpace:

@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from trainwright.tasks.allocate.plan.configuration import Configuration
-from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.kinds import Share
-from trainwright.tasks.allocate.plan.placement import placements
-from trainwright.tasks.allocate.plan.split import levels_of, split_kinds
+from trainwright.tasks.allocate.plan.cheapest_split import (
+    CheapestSplit,
+    RankKind,
+    Split,
+    Value,
+    cheapest_split,
+)
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import (
+    Configuration,
+    Goal,
+    Limits,
+    is_upper,
+    value_of,
+)
+from trainwright.tasks.allocate.plan.cost import START_S, CollectiveTime, CostModel, Quantiles
+from trainwright.tasks.allocate.plan.kinds import Kind, Share, largest_batch, median_times
+from trainwright.tasks.allocate.plan.placement import Placement, placements, sharing_memory
 from trainwright.tasks.allocate.plan.topology import Topology
+
+Interval = tuple[int, int]
+"""The least and the most micro-batches of a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Seconds that a rank of one kind takes for 1, 2, … samples, as many as memory holds.
+
+    Straight lines between the knots; for an interval of micro-batches, a lower bound that is
+    concave between the knots.
+    """
+
+    seconds: Any
+    knots: list[int]
+
+
+class Configured(NamedTuple):
+    """A configuration, and a lower bound of the goal over all splits of the same ranks.
+
+    The bound covers the splits within the limits; infinite: there are none.
+    """
+
+    configuration: Configuration
+    bound: float
 
 
 class SearchSpace:
-    """All numbers of ranks between `min_ranks` and `max_ranks`, and all accumulations.
+    """All numbers of ranks, splits of the batch, and numbers of micro-batches.
 
-    The accumulations are 1, 2, 4, … up to `max_accumulation`, or up to the first at which no
-    device's memory limits its share: more would only take longer.
+    Ranks are between `min_ranks` and `max_ranks`, micro-batches at most `max_accumulation`. Numbers
+    of micro-batches that are surely worse than smaller ones are left out: if no device's memory
+    limits its share, and no device takes less time for a sample in a smaller batch.
     """
 
     def __init__(
@@ -27,89 +68,179 @@ class SearchSpace:
         batch: int,
         min_ranks: int,
         max_ranks: int,
-        max_accumulation: int = 1,
+        max_accumulation: int | None = None,
     ) -> None:
         self.topology, self.batch, self.min_ranks = topology, batch, min_ranks
         self.max_ranks = min(max_ranks, batch, sum(group.count for group in topology.groups))
         self.model: CostModel = topology.model
-        self.accumulations: list[int] = []
-        self.tables: dict[int, dict[int, Any]] = {}
-        """Seconds for 1, 2, … samples, by accumulation and kind."""
-        self.levels: dict[int, Any] = {}
-        """Water levels to choose from, by accumulation."""
-        shared = any(kind.shares_memory for kind in topology.kinds)
-        accumulation = 1
-        while accumulation <= min(max_accumulation, batch):
-            tables = {
-                kind.index: self.model.times(kind, batch, accumulation) for kind in topology.kinds
-            }
-            self.tables[accumulation] = tables
-            self.levels[accumulation] = levels_of(
-                [table for table in tables.values() if len(table)]
-            )
-            self.accumulations.append(accumulation)
-            if not shared and all(len(table) == batch for table in tables.values()):
-                break
-            accumulation *= 2
+        self._times: dict[Interval, dict[int, Times]] = {}
+        most = min(batch, batch if max_accumulation is None else max_accumulation)
+        most = min(most, max((self._useful(kind) for kind in topology.kinds), default=1))
+        self.accumulations: list[Interval] = [(1, 1), (2, most)][: 1 if most < 2 else 2]
+        """Intervals of micro-batches that cover all that are useful."""
 
-    def configure(self, counts: Sequence[int], accumulation: int) -> list[Configuration]:
-        """These ranks by group, with each placement of them; empty if they do not fit."""
+    def times(self, accumulation: Interval) -> dict[int, Times]:
+        """By kind: a rank's times with so many micro-batches, or a lower bound of them."""
+        if accumulation not in self._times:
+            self._times[accumulation] = {
+                kind.index: self._times_of(kind, *accumulation) for kind in self.topology.kinds
+            }
+        return self._times[accumulation]
+
+    def _times_of(self, kind: Kind, least: int, most: int) -> Times:
+        import numpy as np
+
+        micro = self._micro(kind, most)
+        count = min(self.batch, most * micro)
+        samples, knots = np.arange(1, count + 1), kind.knots
+        if least == most:
+            each = np.maximum(1.0, samples / most)
+            seconds = np.minimum(samples, most) * median_times(kind.curve, each)
+        else:
+            # The least time of a sample over all sizes of a micro-batch, times the samples.
+            first = np.maximum(1.0, samples / most)
+            last = np.minimum(micro, np.maximum(1.0, samples / least))
+            rates = [median_times(kind.curve, size) / size for size in (first, last)]
+            for knot in knots:
+                rate = float(median_times(kind.curve, np.array([float(knot)]))[0]) / knot
+                rates.append(np.where((first <= knot) & (knot <= last), rate, np.inf))
+            seconds = samples * np.min(rates, axis=0)
+        corners = {one * size for one in (least, most) for size in (1, micro, *knots)}
+        return Times(seconds, sorted(one for one in corners if 1 <= one <= count))
+
+    def _micro(self, kind: Kind, accumulation: int, sharing: int = 1) -> int:
+        """The most samples at once, if so many ranks share a machine's memory equally."""
+        kept = self.model.kept_bytes(accumulation)
+        return largest_batch(kind.curve, self.batch, kept, sharing if kind.shares_memory else 1)
+
+    def _useful(self, kind: Kind) -> int:
+        """The most micro-batches that can pay on this kind of device."""
+        room = self.topology.most_sharing_memory
+        if not kind.rate_falls(self.batch):
+            return self.batch
+        if self._micro(kind, 1, room) >= self.batch:
+            return 1
+        if kind.shares_memory and room > 1:
+            return self.batch
+        micro = self._micro(kind, 2)
+        return math.ceil(self.batch / micro) if micro else 1
+
+    def rank_kinds(
+        self,
+        counts: Sequence[tuple[Kind, int]],
+        accumulation: Interval,
+        collectives: Quantiles,
+        limits: Limits,
+        sharing: Mapping[int, int] = MappingProxyType({}),
+    ) -> list[RankKind]:
+        """Ranks of each kind, with the times that memory and limits allow.
+
+        `sharing`: by kind, the ranks that share the memory of a machine.
+        """
+        z, steps = self.model.z, self.model.steps(self.batch)
+        end_s = min([limits.deadline_s, *(kind.available_s for kind, _ in counts)])
+        slowest_s = math.inf
+        if end_s < math.inf:
+            step_s = (end_s * (1 + TOLERANCE) - START_S.at(z)) / steps
+            slowest_s = float(collectives.at(z).slowest_s(step_s, accumulation[0]))
+        found = []
+        for kind, ranks in counts:
+            times, factor = self.times(accumulation)[kind.index], kind.factor(z)
+            most = len(times.seconds)
+            if sharing.get(kind.index, 1) > 1:
+                micro = self._micro(kind, accumulation[1], sharing[kind.index])
+                most = min(most, accumulation[1] * micro)
+            if slowest_s < math.inf:
+                allowed = slowest_s / factor * (1 + TOLERANCE)
+                most = min(most, int(times.seconds.searchsorted(allowed, "right")))
+            watts = kind.extra_w if math.isfinite(kind.extra_w) else 0.0
+            found.append(RankKind(ranks, times.seconds[:most], times.knots, watts, factor))
+        return found
+
+    def configure(
+        self, counts: Sequence[int], accumulation: int, goal: Goal, limits: Limits
+    ) -> list[Configured]:
+        """These ranks by group in each placement, with the best split for the goal.
+
+        Where no split meets the limits, it is the one that comes closest to a limit. Empty if the
+        ranks do not fit.
+        """
         if not self.min_ranks <= sum(counts) <= self.max_ranks:
             return []
         by_kind: dict[int, int] = {}
         for group, count in zip(self.topology.groups, counts, strict=True):
             if count:
                 by_kind[group.kind.index] = by_kind.get(group.kind.index, 0) + count
-        kinds = [kind for kind in self.topology.kinds if kind.index in by_kind]
-        tables = [self.tables[accumulation][kind.index] for kind in kinds]
-        if not all(len(table) for table in tables):
-            return []
-        split = split_kinds(
-            self.batch, tables, [by_kind[kind.index] for kind in kinds], self.levels[accumulation]
-        )
-        if split is None:
-            return []
-        largest = {kind.index: one[0][0] for kind, one in zip(kinds, split, strict=True)}
-        shares = tuple(
-            Share(kind, batch, count)
-            for kind, one in zip(kinds, split, strict=True)
-            for batch, count in one
-        )
-        fit = self._ranks_that_fit(counts, largest, accumulation)
+        kinds = [
+            (kind, by_kind[kind.index]) for kind in self.topology.kinds if kind.index in by_kind
+        ]
         found = []
-        for placement in placements(self.topology, counts, fit):
-            collectives = self.topology.collectives.time(placement.ring)
-            cost = self.model.cost(shares, collectives, self.batch, accumulation)
-            found.append(
-                Configuration(
-                    self.topology, tuple(counts), placement, shares, self.batch, accumulation, cost
-                )
-            )
+        for placement in placements(self.topology, counts):
+            one = self._configured(tuple(counts), kinds, placement, accumulation, goal, limits)
+            if one is not None:
+                found.append(one)
         return found
 
-    def _ranks_that_fit(
-        self, counts: Sequence[int], largest: dict[int, int], accumulation: int
-    ) -> dict[int, int]:
-        """By site in use: how many ranks of a kind fit in one machine's memory.
+    def _configured(
+        self,
+        counts: tuple[int, ...],
+        kinds: Sequence[tuple[Kind, int]],
+        placement: Placement,
+        accumulation: int,
+        goal: Goal,
+        limits: Limits,
+    ) -> Configured | None:
+        collectives = self.topology.collectives.time(placement.ring)
+        sharing = sharing_memory(self.topology, counts, placement)
 
-        Each rank counts with the largest share of its kind.
-        """
-        found = {}
-        for number, places in self.topology.in_use(counts).items():
-            site = self.topology.sites[number]
-            kinds = [(self.topology.groups[place].kind, counts[place]) for place in places]
-            sharing = [(kind, count) for kind, count in kinds if kind.shares_memory]
-            most = site.size
-            if sharing:
-                needs = [
-                    self.model.memory_bytes(kind, largest[kind.index], accumulation)
-                    for kind, _ in sharing
-                ]
-                limit = min(kind.curve.memory_limit_bytes or math.inf for kind, _ in sharing)
-                needed = sum(need * count for need, (_, count) in zip(needs, sharing, strict=True))
-                if len(site.room) == 1:
-                    most = int(min(most, sharing[0][0].ranks_that_fit(needs[0])))
-                elif needed > limit * len(site.machines):
-                    most = 0  # a site of one machine (see `Topology`) whose memory they exceed
-            found[number] = most
-        return found
+        def best(goal: Goal, limits: Limits) -> CheapestSplit:
+            return self._best_split(kinds, accumulation, collectives, goal, limits, sharing)
+
+        result = best(goal, limits)
+        bound = result.bound
+        if result.split is None:
+            result = best("upper_time", Limits())
+            if result.value <= limits.deadline_s:
+                result = best("upper_cost", Limits(limits.deadline_s))
+        if result.split is None:
+            return None
+        shares = _shares(kinds, result.split)
+        cost = self.model.cost(shares, collectives, self.batch, accumulation)
+        one = Configuration(
+            self.topology, counts, placement, shares, self.batch, accumulation, cost
+        )
+        return Configured(one, bound)
+
+    def _best_split(
+        self,
+        counts: Sequence[tuple[Kind, int]],
+        accumulation: int,
+        collectives: CollectiveTime,
+        goal: Goal,
+        limits: Limits,
+        sharing: Mapping[int, int],
+    ) -> CheapestSplit:
+        kinds = self.rank_kinds(counts, (accumulation, accumulation), collectives, limits, sharing)
+        value = self.value_of(counts, accumulation, collectives, goal, limits)
+        return cheapest_split(self.batch, kinds, value, by_upper=is_upper(goal))
+
+    def value_of(
+        self,
+        counts: Sequence[tuple[Kind, int]],
+        accumulation: int,
+        collectives: Quantiles,
+        goal: Goal,
+        limits: Limits,
+    ) -> Value:
+        """The goal's value for these ranks, as a function of their times."""
+        costs = self.model.ranks_cost(counts, collectives, self.batch, accumulation)
+        available_s = min(kind.available_s for kind, _ in counts)
+        return value_of(costs, goal, limits, available_s, self.model.z)
+
+
+def _shares(kinds: Sequence[tuple[Kind, int]], split: Split) -> tuple[Share, ...]:
+    return tuple(
+        Share(kind, batch, count)
+        for (kind, _), one in zip(kinds, split, strict=True)
+        for batch, count in one
+    )

@@ -2,8 +2,7 @@
 
 Machines with the same devices and network form a site: a plan that uses one of them is as good as
 a plan that uses another. Devices of a kind at a site are a group, and a configuration is a number
-of ranks for each group. This machine, whose link was measured, is a separate site. So is each
-machine whose memory ranks of several kinds may exhaust together.
+of ranks for each group. This machine, whose link was measured, is a separate site.
 
 `placement` puts ranks on machines; `collectives` predicts the time of their sums. A topology knows
 only devices, not how a model is divided among ranks.
@@ -72,7 +71,7 @@ class Topology:
         networks = self._networks(devices)
         alike: dict[tuple[str | None, tuple[float, float], Inventory], list[str]] = {}
         for name, held in machines.items():
-            own = apart or name == THIS_MACHINE or not self._roomy(held, kinds)
+            own = apart or name == THIS_MACHINE
             inventory = tuple(sorted((index, len(some)) for index, some in held.items()))
             key = (name if own else None, _ends(networks[name]), inventory)
             alike.setdefault(key, []).append(name)
@@ -104,22 +103,20 @@ class Topology:
             found[machine] = network.slower(found[machine]) if machine in found else network
         return found
 
-    def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
-        """Whether memory does not depend on which kinds share the machine.
-
-        True if the machine has only one kind, or memory for the largest batch on every rank.
-        """
-        if len(held) == 1:
-            return True
-        sharing = [
-            (kinds[index], len(some)) for index, some in held.items() if kinds[index].shares_memory
-        ]
-        most = self.model.largest_global_batch()
-        kept = self.model.estimate.gradient_bytes  # if gradients are accumulated
-        needed = sum(
-            count * (self.model.memory_bytes(kind, most, 1) + kept) for kind, count in sharing
+    @functools.cached_property
+    def most_sharing_memory(self) -> int:
+        """The most ranks that can share the memory of a machine."""
+        sharing = {kind.index for kind in self.kinds if kind.shares_memory}
+        return (
+            max(
+                (
+                    sum(count for index, count in site.room.items() if index in sharing)
+                    for site in self.sites
+                ),
+                default=0,
+            )
+            or 1
         )
-        return all(needed <= (kind.curve.memory_limit_bytes or 0.0) for kind, _ in sharing)
 
     @functools.cached_property
     def site_of(self) -> Any:

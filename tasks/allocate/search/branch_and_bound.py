@@ -1,6 +1,7 @@
 """The best configuration for a global batch, by branch and bound.
 
-Branches over accumulation, width, water level, number of ranks, and ranks by kind and group. A
+Branches over accumulation, width, the slowest rank's time, number of ranks, and ranks by kind and
+group; `plan.cheapest_split` finds the split of the batch. A
 subproblem whose lower bound (`lower_bounds`) is not below the incumbent is pruned; the others are
 divided (`branching`), the lowest bound first. When none is left, the incumbent is optimal. If the
 search is truncated, `SearchResult.bound` says how much better any other configuration can be. The
@@ -14,7 +15,13 @@ import itertools
 import math
 from typing import Any
 
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal, Limits
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import (
+    Configuration,
+    Goal,
+    Limits,
+    comes_before,
+)
 from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
 from trainwright.tasks.allocate.plan.search_space import SearchSpace
 from trainwright.tasks.allocate.search.branching import Branching, enumerated
@@ -35,6 +42,8 @@ class BranchAndBound:
         self.space, self.goal, self.limits, self.cutoff = space, goal, limits, cutoff
         self.incumbent: Configuration | None = None
         self._seen: dict[object, list[Configuration]] = {}
+        self._least_split = math.inf
+        """A lower bound of the splits that were not proved worse than the one found."""
         self._packed: set[object] = set()
         self._bounds = LowerBounds(space, goal, limits)
         self._branching = Branching(self._bounds)
@@ -63,11 +72,11 @@ class BranchAndBound:
             few = enumerated(relaxed.subproblem, self.space.topology.by_kind)
             if few is not None:
                 for counts in few:
-                    self._evaluate(counts, relaxed.subproblem.accumulation)
+                    self._evaluate(counts, relaxed.subproblem.accumulation[0])
                 continue
             for child in self._branching.children(relaxed):
                 push(child, bound)
-        bound = min(heap[0][0] if heap else math.inf, self._upper_bound())
+        bound = min(heap[0][0] if heap else math.inf, self._upper_bound(), self._least_split)
         if self.incumbent is not None:
             bound = min(bound, self.incumbent.value(self.goal))
         seen = list(itertools.chain.from_iterable(self._seen.values()))
@@ -86,10 +95,10 @@ class BranchAndBound:
         for width in [(0, 0)] * local + [(1, min(widest, space.max_ranks))] * bool(widest):
             collectives = self._bounds.collectives(width)
             for accumulation in space.accumulations:
-                levels, tables = len(space.levels[accumulation]), space.tables[accumulation]
+                levels, times = len(self._bounds.levels(accumulation)), space.times(accumulation)
                 if not levels:
                     continue
-                usable = np.array([len(tables[kind.index]) > 0 for kind in topology.kinds])
+                usable = np.array([len(times[kind.index].seconds) > 0 for kind in topology.kinds])
                 high = np.where(usable[topology.kind_of], collectives.room, 0.0)
                 ranks = (max(space.min_ranks, width[0]), int(min(space.max_ranks, high.sum())))
                 kinds = (topology.by_kind(0 * high), topology.by_kind(high))
@@ -115,6 +124,8 @@ class BranchAndBound:
         import numpy as np
 
         node, relaxed_counts, samples = relaxed.subproblem, relaxed.counts, relaxed.samples
+        if node.accumulation[0] < node.accumulation[1]:
+            return
         if samples is None:
             self._pack(node, relaxed_counts)
         else:
@@ -132,7 +143,7 @@ class BranchAndBound:
             self._pack(node, one_more)
             self._pack(node, up)
         if relaxed.packed is not None:
-            self._evaluate(tuple(relaxed.packed.astype(int).tolist()), node.accumulation)
+            self._evaluate(tuple(relaxed.packed.astype(int).tolist()), node.accumulation[0])
 
     def _pack(self, node: Subproblem, by_kind: Any) -> None:
         """Evaluate these counts by kind on few machines, and spread over many."""
@@ -153,32 +164,20 @@ class BranchAndBound:
                 self._packed.add(key)
                 counts = pack(by_kind, node.low, high, room)
                 if counts is not None:
-                    self._evaluate(tuple(counts.astype(int).tolist()), node.accumulation)
+                    self._evaluate(tuple(counts.astype(int).tolist()), node.accumulation[0])
 
     def _evaluate(self, counts: tuple[int, ...], accumulation: int) -> None:
         """Compute the cost of these counts, once, and keep the best as the incumbent."""
         key = (counts, accumulation)
         if key in self._seen:
             return
-        self._seen[key] = self.space.configure(counts, accumulation)
-        for one in self._seen[key]:
-            value = one.value(self.goal)
-            if math.isinf(value) or one.excess(self.limits) > 0:
+        found = self.space.configure(counts, accumulation, self.goal, self.limits)
+        self._seen[key] = [one for one, _ in found]
+        for one, bound in found:
+            value = math.inf if one.excess(self.limits) > 0 else one.value(self.goal)
+            if bound < value * (1 - TOLERANCE):
+                self._least_split = min(self._least_split, bound)
+            if math.isinf(value):
                 continue
-            if (
-                self.incumbent is None
-                or value < self.incumbent.value(self.goal)
-                or _comes_before(one, self.incumbent, value, self.goal)
-            ):
+            if self.incumbent is None or comes_before(one, self.incumbent, self.goal):
                 self.incumbent = one
-
-
-def _comes_before(one: Configuration, other: Configuration, value: float, goal: Goal) -> bool:
-    """Among ties: fewer ranks, then less accumulation, then earlier groups."""
-    if value > other.value(goal):
-        return False
-
-    def key(it: Configuration) -> tuple[Any, ...]:
-        return (it.size, it.accumulation, tuple(-count for count in it.counts), it.placement)
-
-    return key(one) < key(other)

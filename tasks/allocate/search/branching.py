@@ -19,7 +19,8 @@ def enumerated(node: Subproblem, by_kind: Any) -> Iterator[tuple[int, ...]] | No
     """All counts by group of a subproblem; None if they are too many. `by_kind` sums by kind."""
     import numpy as np
 
-    if np.log(node.high - node.low + 1).sum() > math.log(_FEW):
+    one = node.accumulation[0] == node.accumulation[1]
+    if not one or np.log(node.high - node.low + 1).sum() > math.log(_FEW):
         return None
     choices = [
         range(int(low), int(high) + 1) for low, high in zip(node.low, node.high, strict=True)
@@ -40,13 +41,16 @@ class Branching:
     """Divides the subproblems of one search."""
 
     def __init__(self, bounds: LowerBounds) -> None:
-        self._bounds, self._space = bounds, bounds.space
+        self._bounds = bounds
         self._topology = bounds.space.topology
 
     def children(self, relaxed: Relaxation) -> Iterator[Subproblem]:
         """The parts of a subproblem: they are disjoint, and together they are all of it."""
         node = relaxed.subproblem
         low, high = node.collectives.width
+        if node.accumulation[0] < node.accumulation[1]:
+            yield from self._by_accumulation(node)
+            return
         if node.kinds_fixed and low == high:
             yield from self._by_group(node)
             return
@@ -67,6 +71,15 @@ class Branching:
         else:
             yield from self._by_kind(node, relaxed.counts)
 
+    def _by_accumulation(self, node: Subproblem) -> Iterator[Subproblem]:
+        """Halves by the logarithm of the number of micro-batches."""
+        low, high = node.accumulation
+        middle = math.isqrt(low * high)
+        for accumulation in ((low, middle), (middle + 1, high)):
+            levels = len(self._bounds.levels(accumulation))
+            if levels:
+                yield replace(node, accumulation=accumulation, levels=(0, levels - 1))
+
     def _by_width(self, node: Subproblem) -> Iterator[Subproblem]:
         """Halves by the most ranks on a machine."""
         low, high = node.collectives.width
@@ -77,11 +90,11 @@ class Branching:
             yield replace(node, collectives=room, ranks=ranks, high=node.high.clip(max=room.room))
 
     def _by_level(self, node: Subproblem) -> Iterator[Subproblem]:
-        """Halves by the water level's logarithm: short steps are divided as finely as long ones."""
+        """Halves by the logarithm of the slowest rank's time: short steps are divided as finely as long ones."""
         import numpy as np
 
         low, high = node.levels
-        times = self._space.levels[node.accumulation]
+        times = self._bounds.levels(node.accumulation)
         geometric_mean = math.sqrt(float(times[low]) * float(times[high]))
         middle = int(np.searchsorted(times, geometric_mean, "right")) - 1
         middle = min(max(middle, low), high - 1)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainwright.tasks.allocate.plan.collectives import RingShape
-from trainwright.tasks.allocate.plan.confidence import Triple
-from trainwright.tasks.allocate.plan.cost import CollectiveTime
+from trainwright.tasks.allocate.plan.cost import Collectives, overlap_at
 from trainwright.tasks.allocate.plan.topology import Topology
 
 _CLOSE = 1e-9
+
+
+class LeastCollectives(NamedTuple):
+    """A lower bound of the time of collectives, at the median and at the job's confidence."""
+
+    median: Collectives
+    upper: Collectives
+
+    def at(self, z: float) -> Collectives:
+        """The bound at the median (z = 0) or at the job's confidence."""
+        return self.median if z == 0 else self.upper
 
 
 class CollectiveBound:
@@ -24,6 +34,7 @@ class CollectiveBound:
         import numpy as np
 
         self.topology, self.width = topology, width
+        self._z = topology.model.z
         sites = topology.sites
         self.machines = np.array([len(site.machines) for site in sites])
         self._local = np.array([site.local for site in sites], dtype=bool)
@@ -39,14 +50,14 @@ class CollectiveBound:
     def _over_all_numbers(self, max_ranks: int) -> Any:
         """The bounds for 0 to `max_ranks` ranks or more.
 
-        Rows: the total at the median, its tail, the total at the high end.
+        Rows: the total and its tail at the median, the same at the job's confidence.
         """
         import numpy as np
 
         remote = self._seats_of(np.where(self._local, 0, self._size))
         room_here = next((site.size for site in self.topology.sites if site.local), 0)
         ranks = np.arange(max_ranks + 1)
-        least = np.full((3, max_ranks + 1), np.inf)
+        least = np.full((4, max_ranks + 1), np.inf)
         for low_here, high_here in [(0, 0), *ranges(room_here)]:
             used = np.searchsorted(remote, np.maximum(0, ranks - high_here), "left")
             possible = used < len(remote)
@@ -59,9 +70,9 @@ class CollectiveBound:
             least = np.where(possible, np.minimum(least, found), least)
         return np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
 
-    def at_least(self, ranks: int) -> CollectiveTime:
+    def at_least(self, ranks: int) -> LeastCollectives:
         """The bound for this many ranks or more."""
-        return _collective_time(self._least[:, ranks])
+        return self._named(self._least[:, ranks])
 
     def _seats_of(self, on_each: Any) -> Any:
         """Seats on the 0, 1, 2, … machines with the most, if each machine of a site has these."""
@@ -105,7 +116,7 @@ class CollectiveBound:
 
     def at(
         self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1
-    ) -> CollectiveTime:
+    ) -> LeastCollectives:
         """The bound for this many ranks or more on this many machines or more.
 
         `counts` are the fewest ranks by group; `least` and `most` the fewest and most by kind.
@@ -124,11 +135,11 @@ class CollectiveBound:
         for count, mask in [(ranks, most > 0), (least.sum(), least > 0), *masks]:
             needed = self._machines_for(count, mask)
             if needed is None:
-                return _collective_time([np.inf] * 3)
+                return self._named([np.inf] * 4)
             machines = max(machines, needed)
         here = int(used[self._local].sum())
         found = self._ends(machines, here, ranks)
-        return _collective_time(np.maximum(self._least[:, ranks], found))
+        return self._named(np.maximum(self._least[:, ranks], found))
 
     def _by_ranks(self, machines: int, here: int, max_ranks: int, elsewhere: bool) -> Any:
         """`_ends` for 0 to `max_ranks` ranks.
@@ -153,7 +164,7 @@ class CollectiveBound:
         import numpy as np
 
         if total < 2:
-            return np.zeros(3)
+            return np.zeros(4)
         if machines > 1:
             rings = [RingShape(2, 0, min(here, 2), total)]
         else:  # one machine, or several, which are not faster than one other than this
@@ -161,13 +172,15 @@ class CollectiveBound:
             rings += [] if elsewhere else [RingShape(1, 0, total, total)]
         found = [self.topology.collectives.time(ring) for ring in rings]
         return np.min(
-            [(one.total.median, one.tail.median, one.total.high) for one in found], axis=0
+            [[end for z in (0.0, self._z) for end in one.at(z)[:2]] for one in found], axis=0
         )
 
-
-def _collective_time(ends: Any) -> CollectiveTime:
-    median, tail, high = (float(one) for one in ends)
-    return CollectiveTime(Triple(median, median, high), Triple(tail, tail, tail))
+    def _named(self, ends: Any) -> LeastCollectives:
+        median, tail, upper, upper_tail = (float(one) for one in ends)
+        return LeastCollectives(
+            Collectives(median, tail, overlap_at(0.0)),
+            Collectives(upper, upper_tail, overlap_at(self._z)),
+        )
 
 
 def ranges(most: int) -> list[tuple[int, int]]:

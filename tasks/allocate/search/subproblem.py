@@ -10,13 +10,14 @@ from trainwright.tasks.allocate.search.collective_bound import CollectiveBound
 
 @dataclass(frozen=True)
 class Subproblem:
-    """The configurations with one accumulation whose other choices lie in these intervals."""
+    """The configurations whose choices lie in these intervals."""
 
-    accumulation: int
+    accumulation: tuple[int, int]
+    """Least and most micro-batches of a step. Branched on first."""
     collectives: CollectiveBound
     """Bounds the collectives, for an interval of widths (most ranks on a machine)."""
     levels: tuple[int, int]
-    """First and last water level, as positions in the search space's `levels`."""
+    """First and last time of the slowest rank, as positions in the levels of `accumulation`."""
     ranks: tuple[int, int]
     low: Any
     """Fewest ranks by group: a numpy array."""

@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from trainwright.tasks.allocate.plan.confidence import relative_deviations
-from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Goal, Limits
-from trainwright.tasks.allocate.plan.cost import START_S, CollectiveTime
-from trainwright.tasks.allocate.plan.search_space import SearchSpace
+from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Goal, Limits, is_upper
+from trainwright.tasks.allocate.plan.cost import START_S
+from trainwright.tasks.allocate.plan.search_space import Interval, SearchSpace
+from trainwright.tasks.allocate.search.collective_bound import LeastCollectives
 from trainwright.tasks.allocate.search.cover import Capacity, CountLimits, cover
 from trainwright.tasks.allocate.search.subproblem import Subproblem
 from trainwright.tasks.allocate.search.time_tables import TimeTables
@@ -21,15 +22,12 @@ class Tightened(NamedTuple):
     """The part of a subproblem that the limits allow."""
 
     level: float
-    """The first water level, in seconds."""
-    least: Any
-    """Fewest samples of a rank, by kind."""
+    """The least time of the slowest rank, in seconds."""
     most: Any
     """Most samples of a rank, by kind."""
-    collectives: CollectiveTime
-    """A lower bound."""
+    collectives: LeastCollectives
     busy_s: float
-    """The least computing time of the slowest rank."""
+    """`level`, or more: the least time of the slowest rank of these kinds."""
     counts: CountLimits
     fewest: Any
     """Ranks by kind (real numbers) of the fewest ranks that hold the batch."""
@@ -38,54 +36,56 @@ class Tightened(NamedTuple):
 
 
 class Tightening:
-    """Tightens the subproblems of a search space for one goal within limits."""
+    """Tightens the subproblems of a search space for one goal within limits.
+
+    Times are at the quantile of the goal: at the median, or (`upper_…`) at the job's confidence.
+    """
 
     def __init__(self, space: SearchSpace, goal: Goal, limits: Limits) -> None:
         import numpy as np
 
-        self.space, self._goal, self._limits = space, goal, limits
-        topology, kinds = space.topology, space.topology.kinds
-        self._topology, self._kinds = topology, kinds
-        self.high_factor = np.array([kind.curve.high_factor for kind in kinds])
-        self.windows = np.array([kind.available_s for kind in kinds])
+        self.space, self._limits = space, limits
+        topology, self._kinds = space.topology, space.topology.kinds
+        self._topology = topology
+        self.z = space.model.z
+        self.goal_z = self.z if is_upper(goal) else 0.0
+        self._until_goal = goal == "upper_time"
+        self.factor = np.array([kind.factor(self.z) for kind in self._kinds])
+        """By kind: a rank's time at the job's confidence, relative to the median."""
+        self.scale = self.factor if is_upper(goal) else np.ones(len(self._kinds))
+        """By kind: a rank's time at the goal's quantile, relative to the median."""
+        self.windows = np.array([kind.available_s for kind in self._kinds])
         self.steps = space.model.steps(space.batch)
-        self.deviations = relative_deviations(space.model.confidence)
         self._machines = np.array(
             [len(topology.sites[group.site].machines) for group in topology.groups]
         )
-        self.tables = {
-            accumulation: TimeTables(
-                [tables[kind.index] for kind in kinds], self._knots(accumulation)
-            )
-            for accumulation, tables in space.tables.items()
-        }
-        self._finished: dict[tuple[int, int, str], Any] = {}
-        self._fit: dict[tuple[int, int], Any] = {}
+        self._tables: dict[Interval, TimeTables] = {}
+        self._finished: dict[tuple[Interval, int], Any] = {}
+        self._fit: dict[Interval, Any] = {}
 
-    def _knots(self, accumulation: int) -> list[list[int]]:
-        """By kind: the samples between which its time is a straight line."""
-        curves = [kind.curve.time_knots for kind in self._kinds]
-        return [
-            [accumulation, *(accumulation * size for size in (one.sizes if one else ()))]
-            for one in curves
-        ]
+    def tables(self, accumulation: Interval) -> TimeTables:
+        """The times of all kinds at the goal's quantile."""
+        if accumulation not in self._tables:
+            times = self.space.times(accumulation)
+            ordered = [times[kind.index] for kind in self._kinds]
+            self._tables[accumulation] = TimeTables(
+                [one.seconds * scale for one, scale in zip(ordered, self.scale, strict=True)],
+                [one.knots for one in ordered],
+            )
+        return self._tables[accumulation]
 
     def level(self, node: Subproblem, end: int) -> float:
-        """The first (`end` = 0) or last (1) water level of a subproblem, in seconds."""
-        return float(self.space.levels[node.accumulation][node.levels[end]])
+        """The first (`end` = 0) or last (1) time of the slowest rank, in seconds."""
+        return float(self.tables(node.accumulation).levels[node.levels[end]])
 
-    def samples(self, node: Subproblem, end: int) -> Any:
-        """By kind: the fewest (`end` = 0) or most (1) samples of a rank at these water levels.
-
-        Fewest: what a rank finishes before the first level. Most: what it finishes by the last.
-        A rank has at least one sample.
-        """
+    def most_samples(self, node: Subproblem) -> Any:
+        """By kind: the most samples of a rank at these levels; at least one."""
         import numpy as np
 
-        key = (node.accumulation, node.levels[end], "left" if end == 0 else "right")
+        key = (node.accumulation, node.levels[1])
         if key not in self._finished:
             self._finished[key] = np.maximum(
-                1.0, self.tables[node.accumulation].until(self.level(node, end), key[2])
+                1.0, self.tables(node.accumulation).until(self.level(node, 1))
             )
         return self._finished[key]
 
@@ -97,13 +97,13 @@ class Tightening:
         """
         import numpy as np
 
-        ranks, tables = max(node.ranks[0], int(node.kinds[0].sum())), self.tables[node.accumulation]
+        ranks, tables = max(node.ranks[0], int(node.kinds[0].sum())), self.tables(node.accumulation)
         if ranks > min(node.ranks[1], self.space.max_ranks):
             return None
-        level, least, most = self.level(node, 0), self.samples(node, 0), self.samples(node, 1)
-        busy = tables.times(least)
+        level, most = self.level(node, 0), self.most_samples(node)
+        one_sample_s = tables.times(np.ones(len(most)))
         until = self._until(cutoff)
-        on_machine = self._ranks_on_a_machine(node, least)[self._topology.kind_of]
+        on_machine = self._ranks_on_a_machine(node.accumulation)[self._topology.kind_of]
         room = np.minimum(node.high, self._machines * on_machine)
         low = np.maximum(node.kinds[0], self._topology.by_kind(node.low))
         left: Tightened | None = None
@@ -116,23 +116,23 @@ class Tightening:
             if on_few is None:
                 return None
             collectives = node.collectives.at(max(1, ranks), node.low, low, high, on_few[0])
-            if math.isinf(collectives.total.median):
+            if math.isinf(collectives.median.total):
                 return None  # too few machines for these ranks
             # Kinds that every configuration uses bound the slowest rank by their slowest, all
             # others by their fastest only.
             busy_s = max(
-                level, float(busy[used].min()), float(busy[sure].max()) if sure.any() else 0.0
+                level,
+                float(one_sample_s[used].min()),
+                float(one_sample_s[sure].max()) if sure.any() else 0.0,
             )
-            in_time = self._in_time(node, until, collectives, busy_s)
-            room = np.where((in_time >= least)[self._topology.kind_of], room, 0.0)
-            most = np.maximum(least, np.minimum(most, in_time))
+            in_time = self._in_time(node, until, collectives)
+            room = np.where((in_time >= 1)[self._topology.kind_of], room, 0.0)
+            most = np.maximum(1.0, np.minimum(most, in_time))
             counts = CountLimits(low, high, ranks, node.ranks[1], self._capacity(node, room))
             fewest = cover(np.ones((1, len(low))), most[None], counts, self.space.batch)
             if fewest is None:
                 return None
-            left = Tightened(
-                level, least, most, collectives, busy_s, counts, fewest.counts, on_few[1]
-            )
+            left = Tightened(level, most, collectives, busy_s, counts, fewest.counts, on_few[1])
             needed = math.ceil(fewest.price - 1e-6)
             if needed <= ranks:
                 break
@@ -140,13 +140,13 @@ class Tightening:
         return left
 
     def without_low_levels(self, node: Subproblem) -> Subproblem:
-        """The subproblem without the water levels at which no choice of ranks holds the batch."""
+        """The subproblem without the levels at which no choice of ranks holds the batch."""
         counts = CountLimits(*node.kinds, *node.ranks, self._capacity(node, node.high))
         low, high = node.levels
         while low < high:
             middle = (low + high) // 2
             holds = counts.covers(
-                self.samples(replace(node, levels=(low, middle)), 1), self.space.batch
+                self.most_samples(replace(node, levels=(low, middle))), self.space.batch
             )
             low, high = (low, middle) if holds else (middle + 1, high)
         return replace(node, levels=(low, node.levels[1]))
@@ -156,88 +156,31 @@ class Tightening:
         import numpy as np
 
         until = np.minimum(self.windows, self._limits.deadline_s)
-        if self._goal == "upper_time":
+        if self._until_goal:
             until = np.minimum(until, cutoff)
         return until * (1 + TOLERANCE)
 
-    def _ranks_on_a_machine(self, node: Subproblem, samples: Any) -> Any:
-        """By kind: how many ranks with this many samples fit into one machine's memory."""
+    def _ranks_on_a_machine(self, accumulation: Interval) -> Any:
+        """By kind: how many ranks with one sample fit into one machine's memory."""
         import numpy as np
 
-        key = (node.accumulation, node.levels[0])
-        if key not in self._fit:
+        if accumulation not in self._fit:
             memory = self.space.model.memory_bytes
-            self._fit[key] = np.array(
-                [
-                    kind.ranks_that_fit(memory(kind, int(held), node.accumulation))
-                    for kind, held in zip(self._kinds, samples, strict=True)
-                ]
+            self._fit[accumulation] = np.array(
+                [kind.ranks_that_fit(memory(kind, 1, accumulation[1])) for kind in self._kinds]
             )
-        return self._fit[key]
+        return self._fit[accumulation]
 
-    def _in_time(
-        self, node: Subproblem, until: Any, collectives: CollectiveTime, busy_s: float
-    ) -> Any:
-        """By kind: the most samples with which a rank ends in time, at the job's confidence.
-
-        Solves median^(1−z) · high^z <= until for the rank's time, in three steps from loose to
-        tight: with high = median, with the median of `busy_s`, and by `_just_in_time`.
-        """
+    def _in_time(self, node: Subproblem, until: Any, collectives: LeastCollectives) -> Any:
+        """By kind: the most samples with which a rank ends in time, at the job's confidence."""
         import numpy as np
 
         if np.isinf(until).all():
             return np.full(len(until), np.inf)
-        share = min(1.0, self.deviations)
-        seconds = (until - START_S.median) / self.steps - collectives.tail.median
-        if share > 0:
-
-            def by_high(median: Any) -> Any:
-                """The rank's time whose high end is just in time together with this median."""
-                with np.errstate(over="ignore"):  # far beyond any time
-                    high = (until / median ** (1 - share)) ** (1 / share)
-                step_s = (high - START_S.high) / self.steps
-                return (step_s - collectives.total.high) / self.high_factor
-
-            step_s = float(collectives.step_s(busy_s, node.accumulation))
-            seconds = np.minimum(seconds, by_high(self.steps * step_s + START_S.median))
-            if share < 1:
-                seconds = np.minimum(
-                    seconds, self._just_in_time(seconds, until, collectives, by_high)
-                )
-        return self.tables[node.accumulation].until(seconds * (1 + TOLERANCE))
-
-    def _just_in_time(
-        self, seconds: Any, until: Any, collectives: CollectiveTime, by_high: Any
-    ) -> Any:
-        """The rank's time that ends just at `until`, or a little more; it is below `seconds`.
-
-        (1 − z) log median + z log high is concave in the rank's time, so a chord reaches the limit
-        later than the function itself.
-        """
-        import numpy as np
-
-        ends = np.isfinite(until) & (until > 0) & (seconds > 0)
-        last, z = np.where(ends, seconds, 1.0), self.deviations
-
-        def median(work: Any) -> Any:
-            return self.steps * (work + collectives.tail.median) + START_S.median
-
-        def over(work: Any) -> Any:
-            step_s = work * self.high_factor + collectives.total.high
-            high = self.steps * step_s + START_S.high
-            return (
-                (1 - z) * np.log(median(work))
-                + z * np.log(high)
-                - np.log(np.where(ends, until, 1.0))
-            )
-
-        for _ in range(2):
-            first = np.clip(np.where(ends, by_high(median(last)), 0.0), 0.0, last)
-            below, above = over(first), over(last)
-            between = (below < 0) & (above > 0)
-            slope = np.where(between, above - below, 1.0)
-            last = np.where(between, first - below * (last - first) / slope, last)
-        return np.where(ends, last, np.inf)
+        step_s = (until - START_S.at(self.z)) / self.steps
+        slowest_s = collectives.upper.slowest_s(step_s, node.accumulation[0])
+        allowed_s = slowest_s / self.factor * self.scale
+        return self.tables(node.accumulation).until(allowed_s * (1 + TOLERANCE))
 
     def _capacity(self, node: Subproblem, room: Any) -> Capacity:
         """The machines' capacity for the groups of a subproblem."""

@@ -1,9 +1,9 @@
 """Step times of all kinds as tables, and the shares of a rank that the relaxation must consider.
 
-A rank's time is a straight line between the knots of its kind's curve, and its cost is a convex
-function of its time that bends in a few places. So the minimum of cost minus a price for each
-sample lies at an end of the interval of shares, at a knot, or next to a bend: no other share can
-be better.
+A rank's time is concave between the knots of its kind's curve (mostly a straight line), and its
+cost is a convex function of its time that bends in a few places. So the minimum of cost minus a
+price for each sample lies at an end of the interval of shares, at a knot, or next to a bend: no
+other share can be better.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ class ShareChoices(NamedTuple):
 
 
 class TimeTables:
-    """Median seconds for 1, 2, … samples, as many as memory holds, for every kind.
+    """Seconds for 1, 2, … samples, as many as memory holds, for every kind.
 
-    `knots` are the samples between which a kind's time is a straight line.
+    `knots` are the samples between which a kind's time is concave.
     """
 
     def __init__(self, tables: Sequence[Any], knots: Sequence[Iterable[int]]) -> None:
         import numpy as np
 
         self._tables = tables
+        some = [table for table in tables if len(table)]
+        self.levels = np.unique(np.concatenate(some)) if some else np.empty(0)
+        """Every time that a rank can take, sorted: one of them is the slowest rank's."""
         self._all = np.concatenate([*tables, [np.inf]])
         self._ends = np.array([len(table) for table in tables])
         self._before = np.cumsum(self._ends) - self._ends - 1
@@ -58,8 +61,11 @@ class TimeTables:
         at = self._before + np.minimum(samples, self._ends).astype(int)
         return np.where(self._ends > 0, self._all[at], 0.0)
 
-    def between(self, low: Any, high: Any, bends_s: Iterable[float] = ()) -> ShareChoices:
-        """The choices from `low` to `high` samples, if the cost bends at these times."""
+    def between(self, low: Any, high: Any, bends_s: Iterable[Any] = ()) -> ShareChoices:
+        """The choices from `low` to `high` samples, if the cost bends at these times.
+
+        A bend is one time for all kinds, or one by kind.
+        """
         import numpy as np
 
         bends = [self.until(one) for one in bends_s]

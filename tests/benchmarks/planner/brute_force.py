@@ -1,50 +1,47 @@
-"""The optimal plan by enumeration of every set of devices, global batch and accumulation.
+"""The optimal plan by enumeration: every set of devices, micro-batch count and split of the batch.
 
-Simple rather than fast. It shares with the planner only the cost of one configuration (`CostModel`,
-the time of collectives): not the groups of alike devices, the split, the placement, the bounds, or
-the search.
+Simple rather than fast. It has the formulas of a configuration's cost once more, and shares with
+the planner only the time of collectives: not the groups of alike devices, the split, the placement,
+the bounds, or the search.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from trainwright.estimator.quantiles import NINETY, normal_quantile
 from trainwright.tasks.allocate.plan.collectives import RingShape
-from trainwright.tasks.allocate.plan.cost import Cost, CostModel
-from trainwright.tasks.allocate.plan.kinds import Share
+from trainwright.tasks.allocate.plan.cost import BACKWARD, START_S, CostModel
+from trainwright.tasks.allocate.plan.kinds import Kind
 from trainwright.tasks.allocate.plan.topology import Topology, machine_of
 from trainwright.tasks.spec.pool import Device
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One configuration, and how long its devices stay available."""
+    """Some devices with some micro-batches: all splits, one by row of each array."""
 
     devices: tuple[Device, ...]
-    batches: tuple[int, ...]
     accumulation: int
-    cost: Cost
+    batches: Any
+    values: dict[str, Any]
+    """By goal."""
     available_s: float
 
-    def value(self, goal: str) -> float:
-        """The value of the goal; infinite if it is unknown."""
-        cost = self.cost
-        if goal == "upper_time":
-            return cost.upper_duration_s
-        if goal == "upper_cost":
-            return cost.upper_cost
-        found = {"time": cost.duration_s, "energy": cost.energy_j, "cost": cost.cost}[goal]
-        return found.median if found is not None else math.inf
-
-    def keeps(self, deadline_s: float, budget: float) -> bool:
-        """Whether it meets the limits and its hosts' windows."""
-        in_time = self.cost.upper_duration_s <= min(deadline_s, self.available_s)
-        return in_time and (math.isinf(budget) or self.cost.upper_cost <= budget)
+    def least(self, goal: str, deadline_s: float = math.inf, budget: float = math.inf) -> float:
+        """The least value of a goal within the limits and the hosts' windows."""
+        kept = self.values["upper_time"] <= min(deadline_s, self.available_s)
+        if not math.isinf(budget):
+            kept = kept & (self.values["upper_cost"] <= budget)
+        found = self.values[goal][kept]
+        return float(found.min()) if len(found) else math.inf
 
 
 def every_configuration(
@@ -53,32 +50,22 @@ def every_configuration(
     batch: int,
     least: int,
     most: int,
-    most_accumulation: int,
+    most_accumulation: int | None,
 ) -> Iterator[Tried]:
     """All configurations for a global batch."""
     topology = Topology(model, devices)
-    ordered = sorted(devices, key=lambda device: model.kind(device).index)
     for count in range(least, min(most, len(devices), batch) + 1):
-        for chosen in itertools.combinations(ordered, count):
-            for accumulation in accumulations(model, devices, batch, most_accumulation):
-                one = configuration(model, topology, devices, chosen, batch, accumulation)
+        splits = np.array(
+            [
+                np.diff((0, *cuts, batch))
+                for cuts in itertools.combinations(range(1, batch), count - 1)
+            ]
+        )
+        for chosen in itertools.combinations(devices, count):
+            for accumulation in range(1, min(most_accumulation or batch, batch) + 1):
+                one = tried(model, topology, devices, chosen, splits, accumulation)
                 if one is not None:
                     yield one
-
-
-def accumulations(model: CostModel, devices: list[Device], batch: int, most: int) -> list[int]:
-    """1, 2, 4, … up to the first at which memory limits no device."""
-    tried, accumulation = [], 1
-    while accumulation <= min(most, batch):
-        tried.append(accumulation)
-        kinds = [model.kind(device) for device in devices]
-        if all(
-            not kind.shares_memory and len(model.times(kind, batch, accumulation)) == batch
-            for kind in kinds
-        ):
-            break
-        accumulation *= 2
-    return tried
 
 
 def slowest_network(
@@ -90,56 +77,86 @@ def slowest_network(
     return min(one.bandwidth for one in networks), max(one.latency for one in networks)
 
 
-def configuration(
+def fits(model: CostModel, kind: Kind, batch: int, accumulation: int, sharing: int) -> bool:
+    """Whether a rank with this share fits in its part of the memory."""
+    limit = kind.curve.memory_limit_bytes
+    micro = math.ceil(batch / accumulation)
+    most = kind.curve.most_batch_size
+    if most is not None and micro > most:
+        return False
+    return limit is None or model.memory_bytes(kind, batch, accumulation) <= limit / sharing
+
+
+def tried(
     model: CostModel,
     topology: Topology,
     devices: list[Device],
     chosen: tuple[Device, ...],
-    batch: int,
+    splits: Any,
     accumulation: int,
 ) -> Tried | None:
-    """These devices' shares: each sample goes to the device that finishes one more sample first."""
-    kinds = [model.kind(device) for device in chosen]
-    times = [model.times(kind, batch, accumulation) for kind in kinds]
-    batches = [1] * len(chosen)
-    if any(len(one) < 1 for one in times):
-        return None
-    heap = [(one[1], rank) for rank, one in enumerate(times) if len(one) > 1]
-    heapq.heapify(heap)
-    for _ in range(batch - len(chosen)):
-        if not heap:
-            return None
-        _, rank = heapq.heappop(heap)
-        batches[rank] += 1
-        if batches[rank] < len(times[rank]):
-            heapq.heappush(heap, (times[rank][batches[rank]], rank))
-    largest = {
-        kind.index: max(b for k, b in zip(kinds, batches, strict=True) if k is kind)
-        for kind in kinds
-    }
-    for machine in {machine_of(device) for device in chosen}:
-        sharing = [
-            kind
-            for device, kind in zip(chosen, kinds, strict=True)
-            if machine_of(device) == machine and kind.shares_memory
+    """All splits that fit in memory; None if none does."""
+    kinds, batch = [model.kind(device) for device in chosen], int(splits[0].sum())
+    on_machine = Counter(
+        machine_of(device) for device, kind in zip(chosen, kinds, strict=True) if kind.shares_memory
+    )
+    # Ranks of a kind have the same part of the memory: the smallest one on all their machines.
+    sharing: dict[int, int] = {}
+    for device, kind in zip(chosen, kinds, strict=True):
+        ranks = on_machine[machine_of(device)] if kind.shares_memory else 1
+        sharing[kind.index] = max(ranks, sharing.get(kind.index, 1))
+    most = np.array(
+        [
+            max(
+                (
+                    size
+                    for size in range(1, batch + 1)
+                    if fits(model, kind, size, accumulation, sharing[kind.index])
+                ),
+                default=0,
+            )
+            for kind in kinds
         ]
-        needed = sum(
-            model.memory_bytes(kind, largest[kind.index], accumulation) for kind in sharing
-        )
-        if any(needed > (kind.curve.memory_limit_bytes or math.inf) for kind in sharing):
-            return None
+    )
+    splits = splits[(splits <= most).all(axis=1)]
+    if not len(splits):
+        return None
     machines = Counter(machine_of(device) for device in chosen)
     network = slowest_network(model, devices, set(machines)) if len(machines) > 1 else None
     here = machines.pop("this machine", 0)
-    total = sum(machines.values()) + here
     ring = RingShape(
-        len(machines) + (here > 0), max(machines.values(), default=0), here, total, network
+        len(machines) + (here > 0),
+        max(machines.values(), default=0),
+        here,
+        len(chosen),
+        network,
     )
-    shares = [
-        Share(kind, size, count)
-        for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
-    ]
-    cost = model.cost(shares, topology.collectives.time(ring), batch, accumulation)
-    return Tried(
-        chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds)
+    total, tail = topology.collectives.time(ring)
+    times = np.column_stack(
+        [[kind.curve.median_s(size, accumulation) for size in range(batch + 1)] for kind in kinds]
+    )[splits, np.arange(len(kinds))]
+    steps, per_j = model.steps(batch), model.energy_price_per_j or 0.0
+    price = sum(kind.price_per_s or 0.0 for kind in kinds)
+    idle_w = sum(kind.idle_w or 0.0 for kind in kinds)
+    extra_w = np.array([(kind.load_w or 0.0) - (kind.idle_w or 0.0) for kind in kinds])
+
+    def at(z: float) -> tuple[Any, Any, Any]:
+        factors = np.array([kind.curve.high_factor**z for kind in kinds])
+        slowest_s = (times * factors).max(axis=1)
+        hidden_s = slowest_s * BACKWARD * max(0.0, 1 - z) / accumulation
+        step_s = slowest_s + np.maximum(tail.at(z), total.at(z) - hidden_s)
+        duration_s = steps * step_s + START_S.at(z)
+        spread = max(1 + kind.curve.power_spread for kind in kinds) ** z
+        work_j = factors.max() * (times @ extra_w)
+        energy_j = spread * (steps * work_j + idle_w * duration_s)
+        return duration_s, energy_j, price * duration_s + per_j * energy_j
+
+    median, upper = at(0.0), at(normal_quantile(model.job.objective.confidence) / NINETY)
+    values = dict(
+        zip(
+            ("time", "energy", "cost", "upper_time", "upper_cost"),
+            (*median, upper[0], upper[2]),
+            strict=True,
+        )
     )
+    return Tried(chosen, accumulation, splits, values, min(kind.available_s for kind in kinds))

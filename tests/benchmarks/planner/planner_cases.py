@@ -31,7 +31,7 @@ class Case:
     job: Job
     estimate: Estimate
     data: DataSchema
-    most_accumulation: int
+    most_accumulation: int | None
 
     def within(self, deadline_s: float, budget: float) -> Case:
         """The same case with these limits."""
@@ -130,15 +130,19 @@ def small_cases(draw: Any) -> Case:
             )
         )
     rows = draw(st.integers(40, 400))
-    size = draw(st.one_of(st.just("auto"), st.integers(1, 40)))
     devices = sum(len(host["devices"]) for host in hosts)  # type: ignore[arg-type, misc]
+    largest = (40, 40, 24, 12, 9, 8)[devices - 1]  # every split of the batch is enumerated
+    size = draw(st.one_of(st.just("auto"), st.integers(1, largest)))
     least = draw(st.integers(1, devices if size == "auto" else min(devices, size)))
     job = {
         "name": "j",
         "data": {"uri": "x"},
         "train": {
             "global_batch_size": size,
-            "batch_bounds": [draw(st.integers(4, 10)), draw(st.integers(10, 40))],
+            "batch_bounds": [
+                draw(st.integers(4, min(10, largest))),
+                draw(st.integers(min(10, largest), largest)),
+            ],
             "epochs": draw(st.integers(1, 30)),
             "noise_scale": draw(st.sampled_from([None, None, 10.0, 100.0])),
         },
@@ -166,5 +170,5 @@ def small_cases(draw: Any) -> Case:
         Job.model_validate(job),
         estimate,
         data_of(rows),
-        draw(st.sampled_from([1, 1, 4])),
+        draw(st.sampled_from([None, None, 1, 4])),
     )

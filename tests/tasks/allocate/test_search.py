@@ -14,7 +14,8 @@ from scale import estimate_for, gpu_pool, job_of, typed_pool
 from trainwright.tasks.allocate.batch_choice import choose_batch
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.topology import machine_of
+from trainwright.tasks.allocate.plan.search_space import SearchSpace
+from trainwright.tasks.allocate.plan.topology import Topology, machine_of
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.search.branch_and_bound import BranchAndBound
 from trainwright.tasks.spec.eligibility import usable
@@ -35,9 +36,11 @@ def test_no_configuration_is_better_than_the_plan(case: Case, pick: float) -> No
 @given(small_cases(), st.integers(1, 8))
 def test_the_search_uses_the_times_of_the_curves(case: Case, accumulation: int) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
-    for device in usable(case.pool, case.job.devices):
+    devices = usable(case.pool, case.job.devices)
+    space = SearchSpace(Topology(model, devices), 40, 1, len(devices))
+    for device in devices:
         kind = model.kind(device)
-        found = model.times(kind, 40, accumulation)
+        found = space.times((accumulation, accumulation))[kind.index].seconds
         expected = [kind.curve.median_s(batch, accumulation) for batch in range(1, len(found) + 1)]
         assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
