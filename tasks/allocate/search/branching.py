@@ -55,9 +55,9 @@ class Branching:
             yield from self._by_group(node)
             return
         divisible = {
-            "levels": node.levels[0] < node.levels[1],
             "ranks": node.ranks[0] < node.ranks[1],
             "kinds": not node.kinds_fixed,
+            "levels": node.levels[0] < node.levels[1],
             "width": low < high,  # last, because it limits only the placement
         }
         loose = {what: getattr(relaxed.loose, what, 0.0) for what, can in divisible.items() if can}

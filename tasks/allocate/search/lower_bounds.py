@@ -73,6 +73,16 @@ class LowerBounds:
 
     def of(self, node: Subproblem, cutoff: float) -> Relaxation | None:
         """The bound of a subproblem; None: nothing in it is feasible and below `cutoff`."""
+        import numpy as np
+
+        # A kind has no more ranks than what the other kinds' fewest ranks leave.
+        least, most = node.kinds
+        spare = min(node.ranks[1], self.space.max_ranks) - least.sum()
+        if spare < 0:
+            return None
+        most = most.clip(max=least + spare)
+        high = np.minimum(node.high, most[self._topology.kind_of])
+        node = replace(node, kinds=(least, most), high=high)
         if node.kinds_fixed:
             return self._with_fixed_kinds(node)
         in_time = self.goal in ("time", "upper_time")
