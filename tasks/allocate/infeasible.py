@@ -9,6 +9,7 @@ from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, L
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
 from trainwright.tasks.allocate.problem import PlanningProblem
+from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import Infeasible
 
 _MAX_KINDS = 8
@@ -32,7 +33,8 @@ def infeasible(problem: PlanningProblem) -> Infeasible:
 
     Its `details` hold `binding` and, if they apply, `nearest_deadline_s`, `nearest_budget` and
     `one_more`: for each kind of device, the nearest feasible limit with one more such device.
-    `one_more` is empty if no kind helps.
+    `one_more` is empty if no kind helps. Each nearest limit is feasible together with the other
+    limit as given; if no such limit exists for either, the two nearest ones are feasible together.
     """
     fastest = problem.least("upper_time", Limits())
     if fastest is None:
@@ -63,62 +65,63 @@ def infeasible(problem: PlanningProblem) -> Infeasible:
 def _explain(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
     """Explain which of deadline and budget binds, or both together."""
     limits = problem.limits
-    late = _deadline(limits, fastest)
-    cheapest = problem.least("upper_cost", Limits()) if limits.budget < math.inf else None
-    expensive = None if cheapest is None else _budget(limits, cheapest)
-    if late is not None and expensive is not None:
-        late.sentences += expensive.sentences
-        late.details |= expensive.details
-    return late or expensive or _together(problem)
+    affordable = problem.least("upper_time", Limits(budget=limits.budget))
+    in_time = (
+        problem.least("upper_cost", Limits(limits.deadline_s)) if limits.budget < math.inf else None
+    )
+    if affordable is not None and in_time is not None:
+        return _together(limits, affordable, in_time)
+    if affordable is not None:
+        return _deadline(limits, affordable)
+    if in_time is not None:
+        return _budget(limits, in_time)
+    return _both(problem, fastest)
 
 
-def _deadline(limits: Limits, fastest: Configuration) -> _Explanation | None:
-    if fastest.cost.upper_duration_s <= limits.deadline_s:
-        return None
+def _deadline(limits: Limits, fastest: Configuration) -> _Explanation:
+    """No budget meets the deadline; `fastest` keeps the budget."""
     nearest = rounded_up(fastest.cost.upper_duration_s)
+    within = "" if math.isinf(limits.budget) else f" within the budget of {limits.budget:g}"
     return _Explanation(
         "deadline",
         "upper_time",
-        Limits(),
+        Limits(budget=limits.budget),
         nearest,
-        f"fastest: {_shape(fastest)}",
+        f"fastest{within}: {_shape(fastest)}",
         [
             f"the deadline of {limits.deadline_s:g} s binds: "
-            f"the nearest that is feasible is {nearest:g} s"
+            f"the nearest that is feasible{within} is {nearest:g} s"
         ],
         {"nearest_deadline_s": nearest, "deadline_s": limits.deadline_s},
     )
 
 
-def _budget(limits: Limits, cheapest: Configuration) -> _Explanation | None:
-    if cheapest.cost.upper_cost <= limits.budget:
-        return None
+def _budget(limits: Limits, cheapest: Configuration) -> _Explanation:
+    """No deadline allows the budget; `cheapest` keeps the deadline."""
     nearest = rounded_up(cheapest.cost.upper_cost)
+    within = "" if math.isinf(limits.deadline_s) else f" within {limits.deadline_s:g} s"
     return _Explanation(
         "budget",
         "upper_cost",
-        Limits(),
+        Limits(limits.deadline_s),
         nearest,
-        f"cheapest: {_shape(cheapest)}",
-        [f"the budget of {limits.budget:g} binds: the nearest that is feasible is {nearest:g}"],
+        f"cheapest{within}: {_shape(cheapest)}",
+        [
+            f"the budget of {limits.budget:g} binds: "
+            f"the nearest that is feasible{within} is {nearest:g}"
+        ],
         {"nearest_budget": nearest, "budget": limits.budget},
     )
 
 
-def _together(problem: PlanningProblem) -> _Explanation:
+def _together(limits: Limits, affordable: Configuration, in_time: Configuration) -> _Explanation:
     """Each limit can be met alone, but not both together."""
-    limits = problem.limits
-    within = Limits(deadline_s=limits.deadline_s)
-    in_time = problem.least("upper_cost", within)
-    affordable = problem.least("upper_time", Limits(budget=limits.budget))
-    assert in_time is not None
-    assert affordable is not None
     nearest = rounded_up(in_time.cost.upper_cost)
     nearest_s = rounded_up(affordable.cost.upper_duration_s)
     return _Explanation(
         "budget",
         "upper_cost",
-        within,
+        Limits(limits.deadline_s),
         nearest,
         f"cheapest in time: {_shape(in_time)}",
         [
@@ -126,6 +129,32 @@ def _together(problem: PlanningProblem) -> _Explanation:
             f"{nearest:g}, keeping the budget takes a deadline of {nearest_s:g} s"
         ],
         {"nearest_budget": nearest, "nearest_deadline_s": nearest_s},
+    )
+
+
+def _both(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
+    """Neither limit can be met, whatever the other one is."""
+    limits, nearest_s = problem.limits, rounded_up(fastest.cost.upper_duration_s)
+    cheapest = problem.least("upper_cost", Limits(nearest_s))
+    assert cheapest is not None
+    nearest = rounded_up(cheapest.cost.upper_cost)
+    return _Explanation(
+        "deadline",
+        "upper_time",
+        Limits(),
+        nearest_s,
+        f"fastest: {_shape(fastest)}",
+        [
+            f"neither the deadline of {limits.deadline_s:g} s nor the budget of {limits.budget:g} "
+            f"can be met: feasible together are a deadline of {nearest_s:g} s and a budget of "
+            f"{nearest:g}"
+        ],
+        {
+            "nearest_deadline_s": nearest_s,
+            "deadline_s": limits.deadline_s,
+            "nearest_budget": nearest,
+            "budget": limits.budget,
+        },
     )
 
 
@@ -139,8 +168,8 @@ def _one_more(
     first = list({device.variant: device for device in reversed(problem.devices)}.values())[::-1]
     found = {}
     for device in first[:_MAX_KINDS]:
-        best = problem.with_one_more(device).least(goal, limits)
-        if best is not None and (value := rounded_up(best.value(goal))) < nearest:
+        better = problem.with_one_more(device).least(goal, limits)
+        if better is not None and (value := rounded_up(better.value(goal))) < nearest:
             found[next(iter(device_counts([device])))] = value
     return found
 
@@ -205,9 +234,21 @@ def _memory(problem: PlanningProblem) -> str:
         if kind.curve.most_batch_size is not None
     )
     return (
-        f"no feasible plan: memory binds: a global batch of {least} does not fit; one sample takes "
+        f"no feasible plan: memory binds: a global batch of {least} does not fit"
+        f"{_largest_that_fits(problem, least)}; one sample takes "
         f"{need:.2f} GiB, {roomiest.device_type} has {have:.2f} GiB{shared}{measured}"
     )
+
+
+def _largest_that_fits(problem: PlanningProblem, batch: int) -> str:
+    """The largest smaller global batch that fits, in words; empty if none does."""
+    low, high = problem.job.devices.min_count - 1, batch
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = best(problem.request(middle, "upper_time", Limits())).best is not None
+        low, high = (middle, high) if fits else (low, middle)
+    fits_some = low >= problem.job.devices.min_count
+    return f"; the largest that fits is {low}" if fits_some else ""
 
 
 def rounded_up(value: float) -> float:

@@ -100,14 +100,11 @@ class Configuration:
 
     def excess(self, limits: Limits) -> float:
         """The relative excess over limits and hosts' windows; 0 if it meets them all."""
-        duration_s, over = self.cost.upper_duration_s, 0.0
-        if limits.deadline_s < math.inf:
-            over = duration_s / limits.deadline_s - 1
-        if limits.budget < math.inf:
-            over = max(over, self.cost.upper_cost / limits.budget - 1)
-        window_s = self.available_s()
-        if window_s < math.inf:
-            over = max(over, duration_s / window_s - 1 if window_s > 0 else math.inf)
+        cost = self.cost
+        over = max(
+            _over(cost.upper_duration_s, min(limits.deadline_s, self.available_s())),
+            _over(cost.upper_cost, limits.budget),
+        )
         return over if over > TOLERANCE else 0.0
 
     def devices(self) -> list[tuple[Device, int]]:
@@ -121,6 +118,13 @@ class Configuration:
             (device, next(batches[model.kind(device).index]))
             for device in placed_devices(self.topology, self.counts, self.placement)
         ]
+
+
+def _over(value: float, limit: float) -> float:
+    """By what share a value is above a limit; 0 or less if it is not."""
+    if math.isinf(limit) or value <= limit:
+        return 0.0
+    return value / limit - 1 if limit > 0 else math.inf
 
 
 def comes_before(one: Configuration, other: Configuration, goal: Goal) -> bool:

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from plans import MANY, NOON, TWO, plan
 
-from trainwright.estimator.curves import Affine, DeviceCurve
-from trainwright.estimator.predict.communication import Link
 from trainwright.tasks.errors import Infeasible
-from trainwright.tasks.runs.artefacts import Plan
 
 
 def test_a_deadline_makes_the_plan_use_more_devices() -> None:
@@ -149,43 +146,3 @@ def test_one_more_device_is_suggested_only_if_it_helps() -> None:
         helpless = "one more device of any kind in the pool would not help"
         assert (helpless in str(caught.value)) == (not found)
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
-
-
-@pytest.mark.parametrize("goal", ["energy", "cost", "time"])
-def test_a_budget_that_only_slow_all_reduces_meet_is_feasible(goal: str) -> None:
-    """The upper bound of the cost falls as all-reduces take more of a step.
-
-    So two ranks may meet a budget that one of them alone exceeds.
-    """
-
-    def gpu(name: str, load_w: float, memory: float) -> DeviceCurve:
-        return DeviceCurve(
-            device_type=name,
-            mode="calibrated",
-            coverage=1.0,
-            step_time_s=Affine(fixed=1e-4, per_sample=1e-3),
-            low_factor=0.9,
-            high_factor=1.5,
-            peak_memory_bytes=Affine(fixed=0.0, per_sample=1e6),
-            memory_safe_factor=1.0,
-            memory_limit_bytes=memory,
-            idle_w=10.0,
-            load_w=load_w,
-            energy_source="datasheet",
-        )
-
-    devices = [{"type": "nvidia-t4", "count": 1}, {"type": "nvidia-l4", "count": 2}]
-    hosts = [{"name": "a", "address": "localhost", "devices": devices}]
-    link = Link(bandwidth_bytes_per_s=1e7, latency_s=1e-5, spread=0.1)
-    curves = [gpu("nvidia-t4", 400, 1e9), gpu("nvidia-l4", 200, 50.5e6)]
-    train = {"global_batch_size": 100, "epochs": 100}
-
-    def planned(objective: dict[str, Any], **job: Any) -> Plan:
-        pool = {"hosts": hosts, "prices": {"energy": "0.25/kWh"}}
-        return plan(pool, link=link, curves=curves, train=train, objective=objective, **job)
-
-    both = planned({"minimize": "cost"}, devices={"types": ["nvidia-l4"]}).not_exceeded
-    assert both is not None
-    assert both.cost is not None
-    kept = planned({"minimize": goal, "budget": both.cost * 1.0001})
-    assert [device.type for device in kept.devices] == ["nvidia-l4"] * 2

@@ -72,9 +72,11 @@ def test_a_batch_larger_than_the_memory_is_split_into_micro_batches() -> None:
     with pytest.raises(Infeasible, match="memory binds"):
         plan(one, curves=small, most=1, **fixed)
     result = plan(one, curves=small, most=16, **fixed)
-    assert result.accumulation == 4
+    assert result.accumulation == 3  # 171 samples at most
     assert result.devices[0].peak_memory_bytes <= 4e8
-    assert result.devices[0].step_time_s.median == pytest.approx(4 * small[0].step_time(128).median)
+    assert result.devices[0].step_time_s.median == pytest.approx(
+        2 * small[0].step_time(171).median + small[0].step_time(170).median
+    )
     assert result.predicted is not None
     step_s = result.predicted.step_time_s.median
     assert result.devices[0].step_time_s.median < step_s * (1 + 1e-9)

@@ -11,7 +11,7 @@ import pytest
 from plans import TWO, plan
 
 from trainwright.tasks.allocate.plan.confidence import Triple
-from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.allocate.plan.configuration import Configuration, Limits
 from trainwright.tasks.allocate.plan.placement import Placement
 from trainwright.tasks.allocate.plan.search_space import SearchSpace
 from trainwright.tasks.allocate.plan.topology import Topology
@@ -24,7 +24,8 @@ def test_a_strategy_registers_with_a_cost_function() -> None:
     def cost(
         topology: Topology, counts: Sequence[int], placement: Placement, batch: int
     ) -> Configuration | None:
-        found = SearchSpace(topology, batch, 1, sum(counts)).configure(counts, 1)
+        space = SearchSpace(topology, batch, 1, sum(counts))
+        found = [one for one, _ in space.configure(counts, 1, "time", Limits())]
         if not found:
             return None
         half = found[0].cost._replace(
