@@ -140,13 +140,28 @@ class BatchSplit:
             [self._most(number) for number in members],
         )
         adapts = spec.adaptive_split and rank.request.replay_events is None and len(members) > 1
-        self._rebalancer = Rebalancer(list(split), limits) if adapts and min(split) > 0 else None
+        self._rebalancer = (
+            Rebalancer(list(split), limits, self._pace(members))
+            if adapts and min(split) > 0
+            else None
+        )
         if self.growth is not None:
             bound = min(spec.batch_bounds[1], len(rank.train_rows))
             self.growth.most = largest_batch(
                 split, limits, bound, follows_speed=self._rebalancer is not None
             )
         self._recent_s, self._recent_steps_s = [], []
+
+    def _pace(self, members: list[int]) -> list[float] | None:
+        """By member: the planned time as a share of the slowest member's; None: all equal.
+
+        A plan for energy or cost may leave a device idle for a part of each step.
+        """
+        plan = self._rank.request.plan
+        if plan.objective == "time":
+            return None
+        times = [plan.devices[number].step_time_s.median for number in members]
+        return [time / max(times) for time in times]
 
     def _most(self, number: int) -> int | None:
         """A device's largest batch, by the plan and by out-of-memory errors; None if unknown."""

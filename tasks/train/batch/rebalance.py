@@ -11,6 +11,10 @@ is near zero. If one rank is clearly slower, the full gain counts. The split cha
 at least LEAST_GAIN even with ERRORS times the standard error, and is so again after another
 window.
 
+A plan for energy or cost may give a device less than it could finish in a step. Each rank's times
+are then divided by its planned share of the slowest rank's time (`pace`), so that the split keeps
+the plan's proportions.
+
 σ is the relative difference between windows of the same split. A difference that all ranks share
 is left out, since it favours no split. If a rank's time differs by much more than σ, its speed has
 changed and its earlier measurements are discarded.
@@ -48,6 +52,8 @@ class Rebalancer:
     split: list[int]
     limits: Sequence[int | None] | None = None
     """the most samples that fit into each rank's memory"""
+    pace: Sequence[float] | None = None
+    """each rank's planned time as a share of the slowest rank's, which the split keeps"""
     seen: list[dict[int, float]] = field(default_factory=list)
     changes: int = 0
     asked_before: bool = False
@@ -65,6 +71,8 @@ class Rebalancer:
         """
         if len(self.split) < 2 or min(medians) <= 0:
             return None
+        if self.pace is not None:
+            medians = [one / share for one, share in zip(medians, self.pace, strict=True)]
         if not self.seen:
             self.seen = [{} for _ in self.split]
         self._learn(medians)
@@ -85,6 +93,7 @@ class Rebalancer:
             return None
         reason = (
             f"slowest rank took {max(present) * 1e3:.1f} ms, {max(expected) * 1e3:.1f} ms expected"
+            f"{', at the pace of the plan' if self.pace and min(self.pace) < 1 else ''}"
         )
         self.split = better
         self.changes, self.since_other_speed = self.changes + 1, self.since_other_speed + 1

@@ -193,3 +193,16 @@ def test_an_imbalance_pays_once_it_exceeds_the_noise() -> None:
     assert gains == sorted(gains)
     assert gains[0] < LEAST_GAIN / 2
     assert math.isclose(gains[-1], 1.04 / 1.02 - 1)
+
+
+def test_a_planned_pace_is_kept() -> None:
+    # The plan leaves the second device idle for half of each step: both are equally fast.
+    balance = Rebalancer([40, 20], pace=[1.0, 0.5])
+    for _ in range(4):
+        assert balance.observe([0.4, 0.2]) is None
+    # The first device becomes half as fast: it gets fewer samples, and keeps twice the other's time.
+    found = [balance.observe([0.8, 0.2]) for _ in range(4)]
+    better = next(one for one in found if one is not None)
+    assert "at the pace of the plan" in better[1]
+    first, second = better[0]
+    assert abs(first * 0.02 - 2 * second * 0.01) <= 0.03
