@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from trainwright.estimator.predict.energy import power_of
@@ -64,10 +63,8 @@ def make_plan(
     model = CostModel(job, pool, estimate, data, now)
     problem = PlanningProblem.of(job, model, devices, most_accumulation)
     chosen, found = choose_batch(problem)
-    if chosen and chosen.best and problem.goal == "cost" and chosen.best.value("cost") == 0:
-        # All that is free costs the same: the quickest of it.
-        at_no_cost = replace(problem, goal="time", limits=replace(problem.limits, budget=0.0))
-        chosen, found = choose_batch(at_no_cost)
+    if chosen is not None and chosen.best is not None and chosen.best.value(problem.goal) == 0:
+        chosen, found = choose_batch(problem.at_no_cost())
     solve_time_s = time.perf_counter() - started
     if chosen is None or chosen.best is None:
         raise infeasible(problem)

@@ -127,6 +127,20 @@ class PlanningProblem:
                 chosen = one
         return chosen
 
+    def at_no_cost(self) -> PlanningProblem:
+        """The problem of the quickest configuration among those whose goal is zero."""
+        model = self.model
+        powered = self.goal == "energy" or bool(model.energy_price_per_j)
+
+        def is_free(device: Device) -> bool:
+            kind = model.kind(device)
+            return (not powered or kind.load_w == 0) and (
+                self.goal == "energy" or kind.price_per_s == 0
+            )
+
+        free = tuple(filter(is_free, self.devices))
+        return replace(self, goal="time", devices=free, topology=Topology(model, free))
+
     def with_one_more(self, device: Device) -> PlanningProblem:
         """The same problem with one more device like this one, on its host."""
         more = device.model_copy(update={"id": f"{device.id}+1"})
@@ -138,7 +152,7 @@ class PlanningProblem:
 
         One rank more or fewer in a group, or all ranks in a group that the result does not use.
         """
-        space = self.request(result.batch).space()
+        space = replace(self, topology=result.topology).request(result.batch).space()
         counts, found = list(result.counts), []
         for place, group in enumerate(result.topology.groups):
             changes = [{place: counts[place] + 1}, {place: counts[place] - 1}]
