@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -159,9 +160,34 @@ class DeviceCurve(FrozenModel):
     )
 
     def median_s(self, batch_size: int, micro_batches: int = 1) -> float:
-        """Median seconds of a step of b samples in A micro-batches: p · t(b / p), p = min(A, b)."""
-        pieces = max(1, min(micro_batches, batch_size))
-        return pieces * (self.time_knots or self.step_time_s)(batch_size / pieces)
+        """Median seconds of a step of b samples in A micro-batches.
+
+        t(b) for A = 1, else p · t'(b / p) with p = min(A, b) and `micro_batch_s` as t'.
+        """
+        if micro_batches == 1:
+            return (self.time_knots or self.step_time_s)(batch_size)
+        pieces = min(micro_batches, batch_size)
+        return pieces * self.micro_batch_s(batch_size / pieces)
+
+    def micro_batch_s(self, size: float) -> float:
+        """Median seconds of a micro-batch: a sample takes no less time than in a larger one.
+
+        Otherwise, noise in the measured curve would make many small micro-batches look fast.
+        """
+        curve = self.time_knots or self.step_time_s
+        larger = [(at, rate) for at, rate in self.rates() if at >= size]
+        return size * max(curve(size) / size, *(rate for _, rate in larger))
+
+    def rates(self) -> list[tuple[float, float]]:
+        """Seconds for each sample at the knots, and at infinity, as (batch size, seconds)."""
+        knots = self.time_knots
+        if knots is None:
+            return [(math.inf, self.step_time_s.per_sample)]
+        (left, right), (low, high) = knots.sizes[-2:], knots.values[-2:]
+        found = [
+            (size, value / size) for size, value in zip(knots.sizes, knots.values, strict=True)
+        ]
+        return [*found, (math.inf, (high - low) / (right - left))]
 
     def step_time(self, batch_size: int, micro_batches: int = 1) -> Interval:
         """Seconds of one step of `batch_size` samples in `accumulation` micro-batches."""

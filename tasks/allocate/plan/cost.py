@@ -128,7 +128,7 @@ class Cost(NamedTuple):
         )
 
 
-class Figures(NamedTuple):
+class CostFigures(NamedTuple):
     """Duration, energy and cost of a training at one quantile; infinite where unknown.
 
     Numbers, or numpy arrays.
@@ -155,7 +155,7 @@ class RanksCost:
     energy_price_per_j: float
     kinds: tuple[Kind, ...]
 
-    def figures(self, z: float, slowest_s: Any, work_j: Any) -> Figures:
+    def figures(self, z: float, slowest_s: Any, work_j: Any) -> CostFigures:
         """The figures at z.
 
         `slowest_s` is max_r t_r · factor_r^z; `work_j` is Σ_r (load_r − idle_r) · t_r at the
@@ -172,7 +172,7 @@ class RanksCost:
         cost = self.rent * duration_s if self.rent else 0.0 * duration_s
         if self.energy_price_per_j:
             cost = cost + self.energy_price_per_j * energy_j
-        return Figures(step_s, duration_s, energy_j, cost)
+        return CostFigures(step_s, duration_s, energy_j, cost)
 
 
 class CostModel:
@@ -266,7 +266,7 @@ class CostModel:
             for share, time in zip(shares, times, strict=True)
         )
 
-        def at(z: float) -> Figures:
+        def at(z: float) -> CostFigures:
             slowest_s = max(
                 share.kind.factor(z) * time for share, time in zip(shares, times, strict=True)
             )

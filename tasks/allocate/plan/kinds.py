@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 
 from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
-from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.errors import BadInput
 
 
@@ -47,11 +47,21 @@ class Kind:
         """Samples between which the time is a straight line."""
         return self.curve.time_knots.sizes if self.curve.time_knots else ()
 
-    def rate_falls(self, batch: int) -> bool:
-        """Whether a sample never takes longer in a larger batch, up to this one."""
-        sizes = sorted({1, batch, *(size for size in self.knots if 1 < size < batch)})
-        rates = [self.curve.median_s(size) / size for size in sizes]
-        return all(two <= one * (1 + TOLERANCE) for one, two in itertools.pairwise(rates))
+    @functools.cached_property
+    def micro_knots(self) -> list[float]:
+        """Sizes of a micro-batch between which its time is a straight line."""
+        time_s, rates = self.curve.time_knots or self.curve.step_time_s, self.curve.rates()
+        found: list[float] = list(self.knots)
+        edges = [1.0, *(float(knot) for knot in self.knots if knot > 1), math.inf]
+        for left, right in itertools.pairwise(edges):
+            # Between knots, the time is the larger of the curve's line and s times this rate.
+            rate = max(rate for at, rate in rates if at >= right)
+            slope = time_s(left + 1) - time_s(left) if right - left >= 1 else rate
+            if slope != rate and left < (
+                at := left + (time_s(left) - rate * left) / (rate - slope)
+            ):
+                found += [at] * (at < right)
+        return found
 
     def ranks_that_fit(self, need_bytes: float) -> float:
         """How many ranks with this need fit into one machine's memory.
@@ -108,6 +118,16 @@ def median_times(curve: DeviceCurve, sizes: Any) -> Any:
     left, right, low, high = at[place], at[place + 1], value[place], value[place + 1]
     least = np.where(sizes < at[0], value[0] * sizes / at[0], 0.0)
     return np.maximum(least, low + (high - low) * (sizes - left) / (right - left))
+
+
+def micro_batch_times(curve: DeviceCurve, sizes: Any) -> Any:
+    """`curve.micro_batch_s` for a numpy array of sizes."""
+    import numpy as np
+
+    at, rates = np.array(curve.rates()).T
+    highest = np.maximum.accumulate(rates[::-1])[::-1]
+    own = median_times(curve, sizes) / sizes
+    return sizes * np.maximum(own, highest[np.searchsorted(at, sizes, "left")])
 
 
 def check_curve(curve: DeviceCurve) -> None:

@@ -24,7 +24,13 @@ from trainwright.tasks.allocate.plan.configuration import (
     value_of,
 )
 from trainwright.tasks.allocate.plan.cost import START_S, CollectiveTime, CostModel, Quantiles
-from trainwright.tasks.allocate.plan.kinds import Kind, Share, largest_batch, median_times
+from trainwright.tasks.allocate.plan.kinds import (
+    Kind,
+    Share,
+    largest_batch,
+    median_times,
+    micro_batch_times,
+)
 from trainwright.tasks.allocate.plan.placement import Placement, placements, sharing_memory
 from trainwright.tasks.allocate.plan.topology import Topology
 
@@ -36,8 +42,7 @@ Interval = tuple[int, int]
 class Times:
     """Seconds that a rank of one kind takes for 1, 2, … samples, as many as memory holds.
 
-    Straight lines between the knots; for an interval of micro-batches, a lower bound that is
-    concave between the knots.
+    Straight lines between the knots; for an interval of micro-batches, a lower bound.
     """
 
     seconds: Any
@@ -57,9 +62,8 @@ class Configured(NamedTuple):
 class SearchSpace:
     """All numbers of ranks, splits of the batch, and numbers of micro-batches.
 
-    Ranks are between `min_ranks` and `max_ranks`, micro-batches at most `max_accumulation`. Numbers
-    of micro-batches that are surely worse than smaller ones are left out: if no device's memory
-    limits its share, and no device takes less time for a sample in a smaller batch.
+    Ranks are between `min_ranks` and `max_ranks`, micro-batches at most `max_accumulation`. More
+    micro-batches only take longer, so those beyond what any device's memory needs are left out.
     """
 
     def __init__(
@@ -93,19 +97,16 @@ class SearchSpace:
         micro = self._micro(kind, most)
         count = min(self.batch, most * micro)
         samples, knots = np.arange(1, count + 1), kind.knots
-        if least == most:
-            each = np.maximum(1.0, samples / most)
-            seconds = np.minimum(samples, most) * median_times(kind.curve, each)
-        else:
-            # The least time of a sample over all sizes of a micro-batch, times the samples.
-            first = np.maximum(1.0, samples / most)
-            last = np.minimum(micro, np.maximum(1.0, samples / least))
-            rates = [median_times(kind.curve, size) / size for size in (first, last)]
-            for knot in knots:
-                rate = float(median_times(kind.curve, np.array([float(knot)]))[0]) / knot
-                rates.append(np.where((first <= knot) & (knot <= last), rate, np.inf))
-            seconds = samples * np.min(rates, axis=0)
-        corners = {one * size for one in (least, most) for size in (1, micro, *knots)}
+        if not count:
+            return Times(np.empty(0), [])
+        if most == 1:
+            return Times(median_times(kind.curve, samples), [*knots, 1, count])
+        # With fewer micro-batches, a step never takes longer: `DeviceCurve.micro_batch_s`.
+        sizes = np.minimum(micro, np.maximum(1.0, samples / least))
+        seconds = samples / sizes * micro_batch_times(kind.curve, sizes)
+        corners = {1, least, least * micro, most, count}
+        for knot in kind.micro_knots:
+            corners |= {math.floor(least * knot), math.ceil(least * knot)}
         return Times(seconds, sorted(one for one in corners if 1 <= one <= count))
 
     def _micro(self, kind: Kind, accumulation: int, sharing: int = 1) -> int:
@@ -116,8 +117,6 @@ class SearchSpace:
     def _useful(self, kind: Kind) -> int:
         """The most micro-batches that can pay on this kind of device."""
         room = self.topology.most_sharing_memory
-        if not kind.rate_falls(self.batch):
-            return self.batch
         if self._micro(kind, 1, room) >= self.batch:
             return 1
         if kind.shares_memory and room > 1:

@@ -90,7 +90,7 @@ class Branching:
             yield replace(node, collectives=room, ranks=ranks, high=node.high.clip(max=room.room))
 
     def _by_level(self, node: Subproblem) -> Iterator[Subproblem]:
-        """Halves by the logarithm of the slowest rank's time: short steps are divided as finely as long ones."""
+        """Halves by the logarithm of the slowest rank's time: short times as finely as long."""
         import numpy as np
 
         low, high = node.levels

@@ -132,9 +132,9 @@ def tried(
         network,
     )
     total, tail = topology.collectives.time(ring)
-    times = np.column_stack(
-        [[kind.curve.median_s(size, accumulation) for size in range(batch + 1)] for kind in kinds]
-    )[splits, np.arange(len(kinds))]
+    sizes = range(1, batch + 1)
+    curves = [[kind.curve.median_s(size, accumulation) for size in sizes] for kind in kinds]
+    times = np.column_stack(curves)[splits - 1, np.arange(len(kinds))]
     steps, per_j = model.steps(batch), model.energy_price_per_j or 0.0
     price = sum(kind.price_per_s or 0.0 for kind in kinds)
     idle_w = sum(kind.idle_w or 0.0 for kind in kinds)

@@ -200,7 +200,7 @@ def test_a_planned_pace_is_kept() -> None:
     balance = Rebalancer([40, 20], pace=[1.0, 0.5])
     for _ in range(4):
         assert balance.observe([0.4, 0.2]) is None
-    # The first device becomes half as fast: it gets fewer samples, and keeps twice the other's time.
+    # The first device becomes half as fast: it gets fewer samples, and twice the other's time.
     found = [balance.observe([0.8, 0.2]) for _ in range(4)]
     better = next(one for one in found if one is not None)
     assert "at the pace of the plan" in better[1]
