@@ -61,7 +61,8 @@ class RunContext:
     ) -> RunContext:
         """Open a run of a job (see `open_run`) for `holder`, after checking the job's pool."""
         pool = load_pool(job.pool)
-        require_possible(job, pool, usable(pool, job.devices))
+        require_possible(job, pool)
+        usable(pool, job)  # raises BadInput if there are too few
         run = open_run(
             job, settings, holder, store or settings.store, new=new, worker=worker, lacking=lacking
         )

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """A number with at least this many significant digits, never with an exponent.
+
+    960.4 -> 960, 12345.6 -> 12,346, 0.00123456 -> 0.00123.
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 def seconds(value: float | None) -> str:
@@ -12,7 +25,7 @@ def seconds(value: float | None) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     if value < 1:
-        return f"{value * 1e3:.3g} ms"
+        return f"{plain(value * 1e3)} ms"
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -26,8 +39,8 @@ def amount(value: float | None, unit: str = "") -> str:
         return "-"
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
-    return f"{value:.3g} {unit}".rstrip()
+            return f"{plain(value / scale)} {prefix}{unit}".rstrip()
+    return f"{plain(value)} {unit}".rstrip()
 
 
 def size(value: float | None) -> str:
@@ -36,7 +49,7 @@ def size(value: float | None) -> str:
         return "-"
     for scale, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}"
+            return f"{plain(value / scale)} {unit}"
     return f"{value:.0f} B"
 
 

@@ -62,7 +62,7 @@ def lease(
         while True:
             if again is not None and isinstance(plan, Plan) and gone(plan, job):
                 plan = again
-            devices = [] if isinstance(plan, Plan) else usable(load_pool(job.pool), job.devices)
+            devices = [] if isinstance(plan, Plan) else usable(load_pool(job.pool), job)
             wanted = (
                 plan.resources
                 if isinstance(plan, Plan)
@@ -146,7 +146,7 @@ def _or_stay(again: Planner, plan: Plan, job: Job) -> Planner:
 
 def gone(plan: Plan, job: Job) -> list[str]:
     """The ids of the plan's devices that the pool lacks, or has as another kind."""
-    there = {device.resource: device.variant for device in usable(load_pool(job.pool), job.devices)}
+    there = {device.resource: device.variant for device in usable(load_pool(job.pool), job)}
     return [device.id for device in plan.devices if there.get(device.resource) != device.variant]
 
 
@@ -281,7 +281,7 @@ def look(context: RunContext) -> bool:
     plan = run.find(Plan)
     if plan is not None and (job.pool is None or not gone(plan, job)):
         return False  # the local machine's devices do not change
-    return wish.wanted != {device.resource for device in usable(load_pool(job.pool), job.devices)}
+    return wish.wanted != {device.resource for device in usable(load_pool(job.pool), job)}
 
 
 def leave_queue(context: RunContext) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
-from trainwright.tasks.allocate.plan.device_counts import device_counts
+from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_name
+from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.runs.artefacts import Alternative
+from trainwright.tasks.units import plain, seconds
 
 _SHOWN = 10
 _NAMES = {"time": "duration", "energy": "energy", "cost": "cost"}
@@ -58,13 +60,13 @@ def _lost(problem: PlanningProblem, one: Configuration, best: Configuration) -> 
     mine, least = one.value(problem.goal), best.value(problem.goal)
     over = one.excess(problem.limits)
     if over > 0:
-        slow = _slow_collectives(one, best)
+        slow = _why_slower(one, best) if _extends(one, best) else ""
         reason = _missed(problem, one) + (slow and f"; {slow}")
     elif mine <= least * (1 + TOLERANCE):
         reason = f"the same {name}, {'more' if one.size > best.size else 'other'} devices"
     else:
-        ratio = mine / least if least > 0 else math.inf
-        reason = f"{_more(ratio, name)}{_because(one, best, problem.goal)}"
+        because = _because(one, best, problem.goal)
+        reason = _more(mine, least, name) + (because and f": {because}")
     return Alternative(
         devices=device_counts(device for device, _ in one.devices()),
         global_batch_size=one.batch,
@@ -75,34 +77,69 @@ def _lost(problem: PlanningProblem, one: Configuration, best: Configuration) -> 
     )
 
 
-def _more(ratio: float, name: str) -> str:
-    percent = f"{100 * (ratio - 1):.2g} % more {name}"
-    return percent if ratio < 1.995 else f"{ratio:.3g} x the {name}"
+def _more(mine: float, least: float, name: str) -> str:
+    if least <= 0:
+        return f"a {name} of {plain(mine)}, not 0"
+    if mine < 1.995 * least:
+        return f"{_percent(mine / least - 1)} more {name}"
+    return f"{plain(mine / least)} times the {name}"
+
+
+def _percent(share: float) -> str:
+    return "less than 0.01 %" if share < 1e-4 else f"{plain(100 * share, 2)} %"
 
 
 def _because(one: Configuration, best: Configuration, goal: Goal) -> str:
     mine, least = one.cost.step_s.median, best.cost.step_s.median
-    if slow := _slow_collectives(one, best):
-        return f": {slow}"
-    if one.size > best.size and goal != "time" and mine <= least:
-        saved = 100 * (1 - mine / least)
-        return f": {one.size / best.size:.2g} x the devices for {saved:.2g} % less time"
-    if mine > least and (one.size < best.size or goal != "time"):
-        return f": a step takes {mine / least:.2g} x as long"
-    return ""
+    if goal == "time" or mine > least * (1 + TOLERANCE):
+        return _why_slower(one, best)
+    time = "the same time" if mine > 0.9999 * least else f"{_percent(1 - mine / least)} less time"
+    if one.size > best.size:
+        return f"{plain(one.size / best.size)} times the devices for {time}"
+    if best.value(goal) <= 0:
+        return ""
+    rate = one.value(goal) / one.value("time") / (best.value(goal) / best.value("time"))
+    return f"{plain(rate)} times the {'power' if goal == 'energy' else 'cost per hour'} for {time}"
 
 
-def _slow_collectives(one: Configuration, best: Configuration) -> str:
-    """Why more devices are slower; for a configuration with the best one's devices and more.
+def _why_slower(one: Configuration, best: Configuration) -> str:
+    """Why a step takes longer than the best one's; empty if it does not.
 
-    Empty for others: their devices may simply be slower.
+    A step is the work of its slowest device, then the part of the all-reduces that is left.
     """
+    mine, least = one.cost.step_s.median, best.cost.step_s.median
+    if mine <= least * (1 + TOLERANCE):
+        return ""
+    (work_s, slowest), (best_work_s, _) = _slowest(one), _slowest(best)
+    if _extends(one, best):
+        if work_s <= best_work_s:
+            return "all-reduces take longer than the extra devices save"
+        if all(share.kind.curve != slowest.kind.curve for share in best.shares):
+            curve = slowest.kind.curve
+            name = kind_name(curve.device_type, curve.cores, curve.speed)
+            samples = f"{slowest.batch} sample{'s' if slowest.batch > 1 else ''}"
+            return (
+                f"{name} is too slow: it takes {seconds(work_s)} for {samples}, "
+                f"a step of the plan {seconds(least)}"
+            )
+    longer = f"a step takes {plain(mine / least)} times as long"
+    return longer if work_s > best_work_s else f"{longer}, as all-reduces do"
+
+
+def _slowest(one: Configuration) -> tuple[float, Share]:
+    """The share that takes longest, and its seconds."""
+    return max(
+        ((share.kind.curve.median_s(share.batch, one.accumulation), share) for share in one.shares),
+        key=lambda pair: pair[0],
+    )
+
+
+def _extends(one: Configuration, best: Configuration) -> bool:
+    """Whether a configuration has the best one's devices, and more."""
     mine, theirs = (device_counts(device for device, _ in each.devices()) for each in (one, best))
-    more = one.size > best.size and all(
+    return one.size > best.size and all(
         mine.get(kind, 0) >= count for kind, count in theirs.items()
     )
-    slower = more and one.cost.step_s.median > best.cost.step_s.median
-    return "all-reduces take longer than the extra devices save" if slower else ""
 
 
 def _missed(problem: PlanningProblem, one: Configuration) -> str:
@@ -120,7 +157,7 @@ def _missed(problem: PlanningProblem, one: Configuration) -> str:
     )
     if math.isinf(ratio):
         return f"is outside {name}"
-    much = f"takes {ratio:.3g} x {name}"
+    much = f"takes {plain(ratio)} times {name}"
     if ratio < 1.995:
-        much = f"misses {name} by {100 * (ratio - 1):.2g} %"
+        much = f"misses {name} by {_percent(ratio - 1)}"
     return f"{much} at confidence {problem.job.objective.confidence:g}"

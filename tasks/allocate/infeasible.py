@@ -217,13 +217,8 @@ def _windows(problem: PlanningProblem) -> str:
 
 def _memory(problem: PlanningProblem) -> str:
     """Why nothing fits, with the figures of the device with the most memory."""
-    least, kinds = problem.sizes[0], problem.topology.kinds
-    count = problem.job.devices.min_count
-    if least < count:
-        return (
-            f"no feasible plan: a global batch of {least} is too small for {count} devices "
-            "(each needs at least one sample)"
-        )
+    count, kinds = problem.job.devices.min_count, problem.topology.kinds
+    least = next(size for size in problem.sizes if size >= count)  # a sample for each device
     roomiest = max((kind.curve for kind in kinds), key=lambda curve: curve.memory_limit_bytes or 0)
     need = roomiest.device_memory_bytes(1) / 2**30
     have = (roomiest.memory_limit_bytes or 0) / 2**30

@@ -169,7 +169,7 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice
     job = pending.job.model_copy(update={"objective": objective})
     model = CostModel(job, pending.pool, pending.estimate, pending.data, now)
     # No two machines count as alike: another job may hold devices of one of them.
-    problem = PlanningProblem.of(job, model, usable(pending.pool, job.devices), apart=True)
+    problem = PlanningProblem.of(job, model, usable(pending.pool, pending.job), apart=True)
     endless = Limits(budget=problem.limits.budget)
     result, _ = choose_batch(problem)
     if result is None:
@@ -248,7 +248,7 @@ def _jobs(
         for seat, batch in chosen.devices():
             device = next(
                 other
-                for other in usable(given.pool, given.job.devices)
+                for other in usable(given.pool, given.job)
                 if _group(other, given.pool) == _group(seat, given.pool) and other.id not in busy
             )
             busy.add(device.id)

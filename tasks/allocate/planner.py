@@ -6,6 +6,7 @@ the job's confidence. Arithmetic on values: only `solve_time_s` reads a clock.
     plan/cost, plan/placement   the cost of a configuration, and the placement of its ranks
     search/, batch_choice       the search, and the choice of the global batch
     alternatives, front         other configurations, and why they lost
+    searched, description       what the plan was compared with; prices, windows, shares of a step
     infeasible                  why there is no plan
 """
 
@@ -19,6 +20,7 @@ from datetime import datetime
 from trainwright.estimator.predict.energy import power_of
 from trainwright.tasks.allocate.alternatives import alternatives
 from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
+from trainwright.tasks.allocate.description import described
 from trainwright.tasks.allocate.front import front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
@@ -26,6 +28,7 @@ from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
+from trainwright.tasks.allocate.searched import searched
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.spec.eligibility import usable
@@ -53,7 +56,7 @@ def make_plan(
     budget.
     """
     started = time.perf_counter()
-    devices = usable(pool, job.devices) if free is None else list(free)
+    devices = usable(pool, job) if free is None else list(free)
     if len(devices) < job.devices.min_count:
         raise Infeasible(
             f"devices: {len(devices)} free, at least {job.devices.min_count} needed "
@@ -68,7 +71,7 @@ def make_plan(
     solve_time_s = time.perf_counter() - started
     if chosen is None or chosen.best is None:
         raise infeasible(problem)
-    return _document(problem, chosen, chosen.best, found, solve_time_s)
+    return described(_document(problem, chosen, chosen.best, found, solve_time_s), pool)
 
 
 def _document(
@@ -81,6 +84,7 @@ def _document(
     """The plan as an artefact; `found` are the results of all global batches, largest first."""
     job, rows = problem.job, problem.model.data.train_rows
     gap, neighbours = chosen.gap(problem.goal), problem.neighbours(result)
+    window_s = result.available_s()
     held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
     return Plan(
         feasible=True,
@@ -108,6 +112,8 @@ def _document(
         batch_rule=batch_rule(problem),
         search="exact" if gap == 0 else "bounded",
         gap=gap,
+        searched=searched(problem, result),
+        window_s=None if math.isinf(window_s) else window_s,
         solve_time_s=solve_time_s,
     )
 

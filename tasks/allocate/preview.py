@@ -26,7 +26,7 @@ def plan_job(job: Job, settings: Settings, calibrations: Sequence[Calibration] =
     """The plan for a job that starts now on its whole pool; `held` lists the devices in use."""
     pool, found, schema = predicted(job, settings, calibrations)
     made = make_plan(job, pool, found, schema, now=datetime.now(UTC))
-    return made.model_copy(update={"held": held_devices(usable(pool, job.devices), settings)})
+    return made.model_copy(update={"held": held_devices(usable(pool, job), settings)})
 
 
 def plan_jobs(
@@ -46,7 +46,7 @@ def plan_jobs(
     now = datetime.now(UTC)
     pending = [Pending(job, *predicted(job, settings, calibrations)) for job in jobs]
     made = make_joint_plan(pending, now=now)
-    devices = {device.id: device for job in jobs for device in usable(pending[0].pool, job.devices)}
+    devices = {device.id: device for job in jobs for device in usable(pending[0].pool, job)}
     return made.model_copy(update={"held": held_devices(list(devices.values()), settings)})
 
 
@@ -63,10 +63,10 @@ def predicted(
     if job.model is None:
         raise BadInput("model: required field is missing; this step needs a model")
     pool = load_pool(job.pool)
-    devices = usable(pool, job.devices)
-    require_possible(job, pool, devices)
+    usable(pool, job)  # raises BadInput if there are too few
+    require_possible(job, pool)
     schema = dataset.describe(localized(job.data, settings))
-    require_possible(job, pool, devices, schema.train_rows)
+    require_possible(job, pool, schema.train_rows)
     structure = extract_model(
         job.model,
         settings,
@@ -104,7 +104,7 @@ def _estimated(
 ) -> Estimate:
     from trainwright.tasks.estimate.pool_estimate import estimate
 
-    devices: list[Device] = usable(pool, job.devices)
+    devices: list[Device] = usable(pool, job)
     return estimate(
         structure,
         devices,

@@ -66,7 +66,7 @@ class PlanningProblem:
 
     def _check(self) -> None:
         job, pool = self.job, self.model.pool
-        require_possible(job, pool, list(self.devices), self.model.data.train_rows)
+        require_possible(job, pool, self.model.data.train_rows)
         unknown = next(
             (
                 kind.device_type

@@ -29,7 +29,7 @@ def work(context: RunContext) -> Reference:
         job = run.job()
         pool = load_pool(job.pool)
         # Check before measuring this machine, so that errors appear at once.
-        require_possible(job, pool, usable(pool, job.devices), run.data().train_rows)
+        require_possible(job, pool, run.data().train_rows)
         found = predicted(run)
         run.write(found)
     return {
@@ -56,7 +56,7 @@ def predicted(run: Run) -> Estimate:
 
     job = run.job()
     pool = load_pool(job.pool)
-    devices = usable(pool, job.devices)
+    devices = usable(pool, job)
     types = {device.type for device in devices}
     found = estimate(
         run.read(Structure),

@@ -140,6 +140,14 @@ class Estimate(Artefact):
         raise KeyError(device.variant)
 
 
+class StepShares(Value):
+    """What a device does during a step, as shares of the predicted step time; together 1."""
+
+    compute: float
+    wait: float = Field(description="for slower devices")
+    communicate: float = Field(description="for sums over devices, after the slowest has computed")
+
+
 class PlannedDevice(Device):
     """A device of the plan, with its share of each step."""
 
@@ -161,6 +169,13 @@ class PlannedDevice(Device):
     )
     power: PowerDraw | None = Field(default=None, description="power that the prediction assumes")
     mode: Mode | None = Field(default=None, description="the prediction's mode")
+    step_shares: StepShares | None = None
+    price_per_hour: float | None = Field(
+        default=None, description="in the pool's currency; None: not known"
+    )
+    available: str | None = Field(
+        default=None, description="its host's daily window, UTC; None: always"
+    )
 
     def largest_batch(self, limit_bytes: float) -> int | None:
         """The largest batch within a memory limit; None without a rising memory curve."""
@@ -177,6 +192,8 @@ class Prediction(Value):
     duration_s: Interval
     energy_j: Interval | None
     cost: Interval | None
+    rent: Interval | None = Field(default=None, description="the part of cost for the devices")
+    energy_cost: Interval | None = Field(default=None, description="the part of cost for energy")
 
 
 class NotExceeded(Value):
@@ -209,6 +226,29 @@ class FrontPoint(Value):
     accumulation: int = 1
     feasible: bool = Field(description="within the job's limits at its confidence")
     chosen: bool = Field(default=False, description="the plan itself")
+
+
+class Searched(Value):
+    """The choices that a plan was compared with: all combinations of these, within the limits.
+
+    For each, the global batch is divided among the devices in whole samples.
+    """
+
+    devices: int = Field(description="devices that the job may use")
+    device_sets: int | None = Field(
+        description="choices of devices; devices that do not differ, apart from their names, count "
+        "as one; None: more than 10^15"
+    )
+    global_batch_sizes: list[int]
+    micro_batches: list[int] = Field(
+        description="numbers of micro-batches per step, at the plan's global batch"
+    )
+    layouts: list[str] = Field(description="ways to divide a step among devices")
+    without_price: dict[str, int] = Field(
+        default_factory=dict,
+        description="devices by kind that were left out, as the plan's cost matters and the pool "
+        "has no price for them",
+    )
 
 
 class HeldDevice(Value):
@@ -260,10 +300,19 @@ class Plan(Artefact):
     accumulation: int = Field(default=1, description="micro-batches per step of every rank")
     batch_rule: str | None = Field(default=None, description="why this global batch was chosen")
     search: Literal["exact", "bounded", "greedy"] = Field(
-        default="exact", description="bounded: no configuration is better by more than `gap`"
+        default="exact",
+        description="exact: none of the choices in `searched` at this global batch is better; "
+        "bounded: none is better by more than `gap`",
     )
     gap: float = Field(
         default=0.0, description="upper bound on how much better another can be, relative"
+    )
+    searched: Searched | None = None
+    currency: str | None = Field(default=None, description="of prices, cost and budget")
+    window_s: float | None = Field(
+        default=None,
+        description="time left in the daily windows of all its hosts when it was made; None: "
+        "unlimited",
     )
     held: list[HeldDevice] | None = _HELD
     solve_time_s: float = Field(

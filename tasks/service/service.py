@@ -36,7 +36,7 @@ from trainwright.tasks.service.served_files import NotServed, ServedFiles
 from trainwright.tasks.settings import SERVICE_SECRETS, Settings
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.eligibility import usable
-from trainwright.tasks.spec.job import DeviceFilter
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 
 _FOREVER = float("inf")
@@ -181,7 +181,7 @@ class Service:
             "may_measure": caller.role == "run",
         }
         plan = await self._computed(asked, PLAN_LIFETIME_S)
-        return await asyncio.to_thread(_with_held, plan, pool, request.devices, self._settings)
+        return await asyncio.to_thread(_with_held, plan, pool, request, self._settings)
 
     async def pool(self, name: str | None) -> bytes:
         """`trainwright pool --json`."""
@@ -259,9 +259,9 @@ def _schema_of_rows(request: PlanRequest, rows: int) -> DataSchema:
     )
 
 
-def _with_held(plan: bytes, pool: Pool, chosen: DeviceFilter, settings: Settings) -> bytes:
+def _with_held(plan: bytes, pool: Pool, job: Job, settings: Settings) -> bytes:
     """The plan, with the holders of the devices that the job may use."""
-    held = held_devices(usable(pool, chosen), settings)
+    held = held_devices(usable(pool, job), settings)
     document = json.loads(plan) | {
         "held": None if held is None else [one.model_dump(mode="json") for one in held]
     }

@@ -31,6 +31,8 @@ MAX_BYTES = 1_000_000
 _MAX_DEPTH = 30
 _MOST_DIGITS = 100
 _NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf)", re.IGNORECASE)
+_QUOTED = re.compile(r"(, but (found|got))? '[^'<]*\w[^']*'")
+"""What PyYAML's messages quote of a text; names of its tokens, such as '<scalar>', are not."""
 
 
 class Document(BaseModel):
@@ -79,29 +81,34 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not allowed")
         event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's parser has no types
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused(event, "aliases (*name) are not allowed")
         if getattr(event, "tag", None):
-            raise yaml.YAMLError(f"tags ({event.tag}) are not allowed")
+            raise _refused(event, "tags (!name) are not allowed")
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
+            raise _refused(event, f"nested deeper than {_MAX_DEPTH} levels")
         try:
             return super().compose_node(parent, index)
         finally:
             self.depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         seen: set[str] = set()
-        for key in keys:
+        for place, _ in node.value:
+            key = self.construct_object(place, deep=True)
             if not isinstance(key, str):
-                raise yaml.YAMLError(f"the key {key!r} is not text")
+                raise _refused(place, "a field's name is not text")
             if key in seen:
-                raise yaml.YAMLError(f"the field {key!r} occurs twice")
+                raise _refused(place, "a field occurs twice")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+def _refused(place: Any, problem: str) -> yaml.MarkedYAMLError:
+    """The error for a node or an event."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
 for _tag, _pattern, _first in (
@@ -121,7 +128,8 @@ for _tag, _pattern, _first in (
 
 def _whole(_: yaml.SafeLoader, node: Any) -> int:
     if len(node.value) > _MOST_DIGITS:
-        raise yaml.YAMLError(f"a number of {len(node.value)} digits; allowed: up to {_MOST_DIGITS}")
+        digits = len(node.value)
+        raise _refused(node, f"a number of {digits} digits; allowed: up to {_MOST_DIGITS}")
     return int(node.value)
 
 
@@ -129,21 +137,35 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def parse_text(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON text. Raises BadInput, with the document's name."""
+    """The mapping in a YAML or JSON text.
+
+    Raises BadInput, with the document's name, and line and column. It never quotes the text, which
+    may be a secret that was passed by mistake.
+    """
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise BadInput(f"{name}: larger than {MAX_BYTES} bytes")
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or str(error)
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise BadInput(f"{name}: not valid YAML or JSON{where}: {problem}") from None
+        raise BadInput(f"{name}: not valid YAML or JSON{_why(error, text)}") from None
     if value is None:
         raise BadInput(f"{name}: the file is empty; allowed: a mapping of fields")
     if not isinstance(value, dict):
         raise BadInput(f"{name}: got {kind_of(value)}; allowed: a mapping of fields")
     return value
+
+
+def _why(error: Exception, text: str) -> str:
+    """Where a text is not YAML, and why, without what it contains."""
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        return f" (line {line}, column {column}): a character that is not allowed"
+    if not isinstance(error, yaml.MarkedYAMLError):  # a number that Python can't convert
+        return ": a value can't be read"
+    mark = error.problem_mark or error.context_mark
+    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+    return f"{where}: {_QUOTED.sub('', error.problem or 'not understood')}"
 
 
 def kind_of(value: object) -> str:
@@ -171,6 +193,13 @@ def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> An
         return model.model_validate(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
+        absent = [one for one in problems if one["type"] == "missing" and len(one["loc"]) == 1]
+        unknown = [
+            one for one in problems if one["type"] == "extra_forbidden" and len(one["loc"]) == 1
+        ]
+        if absent and unknown:  # another kind of document: its text is not ours to print
+            count = f"{len(unknown)} unknown field{'s' if len(unknown) > 1 else ''}"
+            raise BadInput(f"{name}: {problems_line(absent)}; {count}") from None
         if problems[0]["type"] == "extra_forbidden":
             problems[0]["ctx"] = {"fields": ", ".join(_fields(model, problems[0]["loc"]))}
         raise BadInput(f"{name}: {problems_line(problems)}") from None
@@ -324,6 +353,20 @@ def _positive(value: float) -> float:
     return value
 
 
+def _bandwidth(value: Any) -> float:
+    rate = _measure(value, _RATES, "10Gbit")
+    if not 125.0 * (1 - 1e-9) <= rate <= 125e12:  # a written value may be rounded
+        raise ValueError("1kbit to 1000000Gbit, such as 10Gbit")
+    return rate
+
+
+def _latency(value: Any) -> float:
+    seconds = _measure(value, _TIMES, "50us")
+    if not 0 < seconds <= 10:
+        raise ValueError("more than zero, up to 10s, such as 50us")
+    return seconds
+
+
 def _text_schema(example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example]})
 
@@ -346,11 +389,19 @@ Wait = Annotated[
 
 Bandwidth = Annotated[
     float,
-    BeforeValidator(lambda value: _positive(_measure(value, _RATES, "10Gbit"))),
+    BeforeValidator(_bandwidth),
     PlainSerializer(lambda rate: f"{rate / 125e6!r}Gbit", return_type=str),
     _text_schema("10Gbit"),
 ]
 """Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""
+
+Latency = Annotated[
+    float,
+    BeforeValidator(_latency),
+    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    _text_schema("50us"),
+]
+"""Seconds, as Duration, up to 10s."""
 
 
 def number(name: str, value: object) -> float:

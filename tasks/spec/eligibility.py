@@ -9,15 +9,55 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DeviceFilter, Job
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 
 _SHOWN = 200  # characters of a list of names
 
 
-def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
-    """The devices that the job may use. Raises BadInput for unknown names or too few devices."""
-    devices = pool.devices()
+def usable(pool: Pool, job: Job) -> list[Device]:
+    """The devices that the job may use; with an objective of cost, those that have a price.
+
+    Raises BadInput for unknown names, for too few devices, or if too few have a price.
+    """
+    allowed, count = _allowed(pool, job), job.devices.min_count
+    if len(allowed) < count:
+        raise BadInput(
+            f"devices.min_count: got {count}; "
+            f"pool {pool.name} has {len(allowed)} device(s) that the job may use"
+        )
+    lacking = _types_without_price(pool, job, allowed)
+    left = [device for device in allowed if device.type not in lacking]
+    if len(left) < count:
+        needed = f" of {count} devices (devices.min_count)" if left else ""
+        raise BadInput(
+            f"objective.{asks_for_cost(job)}; the cost{needed} is not known: "
+            f"pool {pool.name} has no price for {_some(sorted(lacking))} (0/h if it is free)"
+        )
+    return left
+
+
+def without_price(pool: Pool, job: Job) -> list[Device]:
+    """Devices that the job could use if the pool had their price; none unless cost matters."""
+    allowed = _allowed(pool, job)
+    lacking = _types_without_price(pool, job, allowed)
+    return [device for device in allowed if device.type in lacking]
+
+
+def _types_without_price(pool: Pool, job: Job, devices: Sequence[Device]) -> set[str]:
+    """Types without a price, if the job asks for the cost.
+
+    In a pool that prices only energy, all devices are free.
+    """
+    rented = any(name != "energy" for name in pool.prices)
+    if not rented or asks_for_cost(job) is None:
+        return set()
+    return {device.type for device in devices} - set(pool.prices)
+
+
+def _allowed(pool: Pool, job: Job) -> list[Device]:
+    """The devices within the job's restrictions. Raises BadInput for unknown names."""
+    chosen, devices = job.devices, pool.devices()
     known = {
         "types": {device.type for device in devices},
         "hosts": {device.host for device in devices},
@@ -43,11 +83,6 @@ def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
     left = _left(devices, restrictions)
     if not left:
         raise BadInput(_what_leaves_none(pool.name, devices, restrictions))
-    if len(left) < chosen.min_count:
-        raise BadInput(
-            f"devices.min_count: got {chosen.min_count}; "
-            f"pool {pool.name} has {len(left)} device(s) that the job may use"
-        )
     return left
 
 
@@ -55,34 +90,32 @@ MOST_BATCH = 2**20
 """Samples in a step: bounds the planner's work; far above any batch used in practice."""
 
 
-def require_possible(
-    job: Job, pool: Pool, devices: Sequence[Device], rows: int | None = None
-) -> None:
-    """Raise BadInput for a batch that the rows or devices rule out, and for missing prices."""
-    size = job.train.global_batch_size
-    for field, given in (("global_batch_size", size), ("batch_bounds", job.train.batch_bounds[1])):
+def require_possible(job: Job, pool: Pool, rows: int | None = None) -> None:
+    """Raise BadInput for a batch that rows or devices rule out, or a cost without any price."""
+    train, count = job.train, job.devices.min_count
+    size = train.global_batch_size
+    for field, given in (("global_batch_size", size), ("batch_bounds", train.batch_bounds[1])):
         if given != "auto" and given > MOST_BATCH:
             raise BadInput(f"train.{field}: got {given}; allowed: at most {MOST_BATCH}")
     if size != "auto" and rows is not None and size > rows:
         raise BadInput(
             f"train.global_batch_size: got {size}; allowed: at most the {rows} training rows"
         )
-    if size != "auto" and size < job.devices.min_count:
+    most = [
+        (train.batch_bounds[1], "upper end of train.batch_bounds")
+        if size == "auto"
+        else (size, "global batch")
+    ]
+    if rows is not None:
+        most.append((rows, "number of training rows"))
+    least, name = min(most)
+    if count > least:
         raise BadInput(
-            f"devices.min_count: got {job.devices.min_count}; "
-            f"allowed: at most the global batch of {size} (one sample each)"
+            f"devices.min_count: got {count}; "
+            f"allowed: at most {least}, the {name} (one sample for each device)"
         )
-    if (asked := asks_for_cost(job)) is None:
-        return
-    if not pool.prices:
+    if (asked := asks_for_cost(job)) is not None and not pool.prices:
         raise BadInput(f"objective.{asked}; the cost is not known: pool {pool.name} has no prices")
-    rented = any(name != "energy" for name in pool.prices)
-    free = next((device.type for device in devices if device.type not in pool.prices), None)
-    if rented and free:
-        raise BadInput(
-            f"objective.{asked}; the cost is not known: "
-            f"pool {pool.name} has no price for {free} (0/h if it is free)"
-        )
 
 
 def asks_for_cost(job: Job) -> str | None:

@@ -18,6 +18,7 @@ from trainwright.tasks.spec.documents import (
     Document,
     Duration,
     Wait,
+    kind_of,
     matching,
     parse_text,
     read_mapping,
@@ -388,7 +389,7 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
     for part in parts[:-1]:
         below = inside.get(part)
         if below is not None and not isinstance(below, dict):
-            raise BadInput(f"--set {field}: {part} is {below!r:.80}, which has no fields")
+            raise BadInput(f"--set {field}: {part} is {kind_of(below)}, which has no fields")
         inside[part] = dict(below or {})
         inside = inside[part]
     inside[parts[-1]] = value

@@ -28,7 +28,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import (
     Bandwidth,
     Document,
-    Duration,
+    Latency,
     matching,
     parse_text,
     read_mapping,
@@ -117,7 +117,7 @@ class HostNetwork(Document):
     """A host's own network; missing values are the pool's."""
 
     bandwidth: Bandwidth | None = Field(default=None, description="to other hosts, such as 1Gbit")
-    latency: Duration | None = Field(default=None, description="to other hosts, such as 200us")
+    latency: Latency | None = Field(default=None, description="to other hosts, such as 200us")
 
 
 class Host(Document):
@@ -149,6 +149,16 @@ class Host(Document):
         description="path of the Python with trainwright on the host; default: this machine's path",
     )
 
+    @field_validator("available")
+    @classmethod
+    def _opens_and_closes(cls, value: str | None) -> str | None:
+        if value is not None and len(set(value.split("-"))) == 1:
+            raise ValueError(
+                "a daily window that begins and ends at different times, such as 18:00-08:00; "
+                "without it, the host is always available"
+            )
+        return value
+
 
 class Ssh(Document):
     """How to log in to the hosts; missing values come from the user's ssh configuration.
@@ -173,7 +183,7 @@ class Network(Document):
     """The network between hosts. Between two hosts: the lower bandwidth and the higher latency."""
 
     bandwidth: Bandwidth = 125e6
-    latency: Duration = 50e-6
+    latency: Latency = 50e-6
 
     def slower(self, other: Network) -> Network:
         """The network between a host with this network and a host with the other."""
@@ -203,6 +213,12 @@ class Pool(Document):
     ssh: Ssh = Ssh()
     hosts: list[Host] = Field(min_length=1, description="at least one")
     prices: Prices = Field(default_factory=dict, description="per device type, and of energy")
+    currency: str | None = matching(
+        r"^[A-Za-z$€£¥₹]{1,10}$",
+        "1 to 10 letters or signs, such as EUR or $",
+        default=None,
+        description="the currency of prices and budgets, such as EUR, for display",
+    )
     power: dict[str, Power] = Field(default_factory=dict, description="per device type")
 
     @field_validator("prices", "power")

@@ -84,7 +84,7 @@ def read_suite(file: str) -> list[dict[str, Any]]:
         named = isinstance(entry, dict) and isinstance(entry.get("type"), str)
         if not named or not isinstance(entry.get("kwargs", {}), dict):
             raise BadInput(
-                f"data.expectations: {file}, expectation {number}: got {entry!r:.80}; "
+                f"data.expectations: {file}, entry {number} is no expectation; "
                 'allowed: {"type": "expect_…", "kwargs": {…}}'
             )
     return [

@@ -64,7 +64,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
     calibrations = [_calibration(one) for one in request["calibrations"]]
     if not request["may_measure"]:
-        _need_nothing_measured(usable(pool, job.devices), calibrations)
+        _need_nothing_measured(usable(pool, job), calibrations)
     schema = DataSchema.model_validate(request["schema"])
     structure = Structure.model_validate(request["structure"])
     return plan_structure(

@@ -45,7 +45,7 @@ class Tally:
 
 def by_size(case: Case, model: CostModel) -> dict[int, list[Tried]]:
     """Every configuration, by global batch."""
-    devices, train, chosen = usable(case.pool, case.job.devices), case.job.train, case.job.devices
+    devices, train, chosen = usable(case.pool, case.job), case.job.train, case.job.devices
     if train.global_batch_size != "auto":
         sizes = {train.global_batch_size}
     else:
@@ -115,7 +115,7 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
         problem = PlanningProblem.of(
             limited.job,
             CostModel(limited.job, case.pool, case.estimate, case.data, NOW),
-            usable(case.pool, case.job.devices),
+            usable(case.pool, case.job),
             case.most_accumulation,
         )
         found, _ = choose_batch(problem)

@@ -26,12 +26,40 @@ def test_minimising_cost_without_prices_is_bad_input() -> None:
         plan(TWO, objective={"minimize": "cost"})
 
 
+@pytest.mark.parametrize("objective", [{"minimize": "cost"}, {"minimize": "time", "budget": 9.0}])
+def test_a_device_without_a_price_is_left_out_of_a_plan_with_a_cost_and_the_plan_says_so(
+    objective: dict[str, Any],
+) -> None:
+    quick = curve(1.0).model_copy(
+        update={
+            "device_type": "nvidia-t4",
+            "cores": None,
+            "step_time_s": Affine(fixed=1e-6, per_sample=1e-6),
+        }
+    )
+    hosts = [{"name": "a", "devices": [{"type": "cpu"}, {"type": "nvidia-t4", "count": 2}]}]
+    pool, curves = {"hosts": hosts, "prices": {"cpu": "1/h"}}, [curve(1.0), quick]
+    made = plan(pool, curves=curves, objective=objective)
+    assert [device.type for device in made.devices] == ["cpu"]
+    assert made.searched is not None
+    assert (made.searched.devices, made.searched.without_price) == (1, {"nvidia-t4": 2})
+    free = plan(pool, curves=curves, objective={"minimize": "time"})
+    assert {device.type for device in free.devices} == {"nvidia-t4"}
+    assert free.searched is not None
+    assert (free.searched.devices, free.searched.without_price) == (3, {})
+
+
+def test_too_little_memory_for_the_smallest_batch_with_a_sample_each_names_that_batch() -> None:
+    with pytest.raises(Infeasible, match="a global batch of 2 does not fit"):
+        plan(TWO, memory=1e8, train={"batch_bounds": [1, 4]}, devices={"min_count": 2})
+
+
 def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
     pool = Pool.model_validate({"name": "p", **MANY})
     chosen = Job.model_validate(
         {"name": "j", "data": {"uri": "x"}, "devices": {"exclude": ["a/cpu-0"]}}
     )
-    assert "a/cpu-0" not in [device.id for device in usable(pool, chosen.devices)]
+    assert "a/cpu-0" not in [device.id for device in usable(pool, chosen)]
     for field, names in (
         ("types", ["nvidia-t4"]),
         ("hosts", ["z"]),
@@ -40,13 +68,11 @@ def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
     ):
         wrong = Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {field: names}})
         with pytest.raises(BadInput, match=rf"devices\.{field}: got '{names[0]}'"):
-            usable(pool, wrong.devices)
+            usable(pool, wrong)
     with pytest.raises(BadInput, match=r"devices\.min_count: got 9"):
         usable(
             pool,
-            Job.model_validate(
-                {"name": "j", "data": {"uri": "x"}, "devices": {"min_count": 9}}
-            ).devices,
+            Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {"min_count": 9}}),
         )
 
 
@@ -78,7 +104,28 @@ def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
         (
             TWO,
             {"devices": {"min_count": 2}, "train": {"global_batch_size": 1}},
-            r"devices\.min_count: got 2; allowed: at most",
+            r"devices\.min_count: got 2; allowed: at most 1, the global batch",
+        ),
+        (
+            TWO,
+            {"devices": {"min_count": 2}, "train": {"batch_bounds": [1, 1]}},
+            r"devices\.min_count: got 2; allowed: at most 1, the upper end of train.batch_bounds",
+        ),
+        (
+            {"hosts": [{"name": "a", "devices": [{"type": "cpu", "count": 1001}]}]},
+            {"devices": {"min_count": 1001}, "train": {"batch_bounds": [1, 2000]}},
+            r"devices\.min_count: got 1001; allowed: at most 1000, the number of training rows",
+        ),
+        (
+            {
+                "hosts": [
+                    {"name": "a", "devices": [{"type": "cpu"}, {"type": "nvidia-t4"}]},
+                ],
+                "prices": {"cpu": "1/h"},
+            },
+            {"devices": {"min_count": 2}, "objective": {"budget": 1.0}},
+            r"objective\.budget: got 1; the cost of 2 devices \(devices.min_count\) is not known: "
+            r"pool p has no price for nvidia-t4",
         ),
         (
             TWO,

@@ -37,7 +37,7 @@ def test_no_configuration_is_better_than_the_plan(case: Case, pick: float) -> No
 @given(small_cases(), st.integers(1, 8))
 def test_the_search_uses_the_times_of_the_curves(case: Case, accumulation: int) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
-    devices = usable(case.pool, case.job.devices)
+    devices = usable(case.pool, case.job)
     space = SearchSpace(Topology(model, devices), 40, 1, len(devices))
     for device in devices:
         kind = model.kind(device)
@@ -52,7 +52,7 @@ def test_a_plan_splits_the_whole_batch_among_its_devices_within_their_memory(
     case: Case,
 ) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
-    devices = usable(case.pool, case.job.devices)
+    devices = usable(case.pool, case.job)
     found, _ = choose_batch(PlanningProblem.of(case.job, model, devices, case.most_accumulation))
     if found is None or found.best is None:
         return

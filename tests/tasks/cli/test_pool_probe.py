@@ -124,7 +124,6 @@ def test_the_pool_shows_when_hosts_are_available(home: Path, tmp_path: Path) -> 
     windows = {
         "shut": f"{soon}-{later}",
         "open": f"{past}-{soon}",
-        "day": "00:00-00:00",
         "ever": None,
     }
     path = tmp_path / "pool.yaml"
@@ -143,17 +142,15 @@ def test_the_pool_shows_when_hosts_are_available(home: Path, tmp_path: Path) -> 
         soon,
         soon,
         "",
-        "",
     ]
     shown = CliRunner().invoke(app, ["pool", str(path)]).stdout
     lines = {line.split()[0]: " ".join(line.split()) for line in shown.splitlines() if line.strip()}
     assert lines["shut"] == f"shut localhost {soon}-{later} closed until {soon}"
     assert lines["open"] == f"open localhost {past}-{soon} open until {soon}"
-    assert lines["day"] == "day localhost 00:00-00:00 open"
     assert "ever" not in lines  # always available: no window to show
     assert lines["shut/nvidia-l4-0"].endswith("closed now")
     assert lines["ever/nvidia-l4-0"].endswith("free")
-    path.write_text(json.dumps({"name": "windows", "hosts": hosts[3:]}))
+    path.write_text(json.dumps({"name": "windows", "hosts": hosts[2:]}))
     assert "window" not in CliRunner().invoke(app, ["pool", str(path)]).stdout.replace(
         "windows", "", 1
     )

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.documents import Bandwidth, Duration, parse_text, read_mapping
+from trainwright.tasks.spec.documents import (
+    Bandwidth,
+    Document,
+    Duration,
+    Latency,
+    parse_text,
+    read_mapping,
+    validated,
+)
 
 BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
@@ -80,12 +88,51 @@ def test_any_text_is_parsed_or_refused_as_bad_input(text: str) -> None:
     assert isinstance(parsed, dict)
 
 
-@given(st.floats(min_value=1e-6, max_value=1e9))
-def test_durations_and_bandwidths_survive_writing_and_reading(value: float) -> None:
-    for kind in (Duration, Bandwidth):
-        adapter: TypeAdapter[float] = TypeAdapter(kind)
-        parsed = adapter.validate_json(adapter.dump_json(value))
-        assert parsed == pytest.approx(value, rel=1e-12)
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [(Duration, 1e-6, 1e9), (Latency, 1e-9, 10.0), (Bandwidth, 125.0, 125e12)],
+)
+@given(st.data())
+def test_quantities_survive_writing_and_reading(
+    kind: object, least: float, most: float, data: st.DataObject
+) -> None:
+    value = data.draw(st.floats(least, most) | st.sampled_from([least, most]))
+    adapter: TypeAdapter[float] = TypeAdapter(kind)
+    assert adapter.validate_json(adapter.dump_json(value)) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\n- SECRET: 2", "(line 2, column 1)"),
+        ("a: [SECRET\nSECRET: 2", "(line 2, column 7): expected ',' or ']', but got ':'"),
+        ('a: "\\SECRET"', "(line 1, column 6): found unknown escape character"),
+        ("a: 1\nb: !SECRET 2", "(line 2, column 4): tags"),
+        ("a: 1\nb: *SECRET", "(line 2, column 4): aliases"),
+        ("a: &SECRET 1\nb: &SECRET 1", "(line 2, column 4)"),
+        ("SECRET: 1\nSECRET: 2", "(line 2, column 1): a field occurs twice"),
+        ("a: 1\n? [SECRET]\n: 2", "(line 2, column 3): a field's name is not text"),
+        ("a: 1\nSECRET\x01", "(line 2, column 7): a character that is not allowed"),
+        ("%SECRET 1.1", "not valid YAML"),
+        ("SECRET " * 20, "got text"),
+        ("- SECRET", "got a list"),
+        ("SECRET: 1\nname: SECRET!", "data: required field is missing; 1 unknown field"),
+        ("root:*:SECRET:\nbin:*:SECRET:", "name: required field is missing"),
+    ],
+)
+def test_an_error_says_where_a_text_is_wrong_and_never_what_it_contains(
+    text: str, says: str
+) -> None:
+    """The text may be any file, passed by mistake."""
+
+    class Example(Document):
+        name: int
+        data: str
+
+    with pytest.raises(BadInput) as caught:
+        validated(Example, parse_text(text, "x.yaml"), "x.yaml")
+    assert says in str(caught.value)
+    assert "SECRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["10", 10, "10 parsecs", "-3s", "0s", "", None, "nan s"])

@@ -245,7 +245,7 @@ def test_set_changes_fields_by_their_dotted_names(
     [
         ("train.epochs", "--set: got 'train.epochs'; allowed: FIELD=VALUE"),
         ("train..epochs=3", "--set: got 'train..epochs=3'; allowed: FIELD=VALUE"),
-        ("name.first=x", "--set name.first: name is 'small', which has no fields"),
+        ("name.first=x", "--set name.first: name is text, which has no fields"),
         ("train.epochs=many", "train.epochs: got 'many'; allowed: a number"),
         ("train.epoch=3", "train.epoch: unknown field; allowed: "),
         ("train.seed=[", "--set train.seed: not valid YAML or JSON"),

@@ -132,6 +132,25 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
             "a daily window from HH:MM to HH:MM",
         ),
         (
+            "name: p\nhosts: [{name: a, available: 08:00-08:00, devices: [{type: cpu}]}]",
+            "hosts.0.available: got '08:00-08:00'; "
+            "allowed: a daily window that begins and ends at different times",
+        ),
+        (
+            "name: p\nnetwork: {latency: 1h}\nhosts: [{name: a, devices: [{type: cpu}]}]",
+            "network.latency: got '1h'; allowed: more than zero, up to 10s",
+        ),
+        (
+            "name: p\nhosts: "
+            "[{name: a, devices: [{type: cpu}], network: {latency: 0s, bandwidth: 1e-30Gbit}}]",
+            "hosts.0.network.bandwidth: got '1e-30Gbit'; allowed: 1kbit to 1000000Gbit, "
+            "such as 10Gbit (also wrong: hosts.0.network.latency)",
+        ),
+        (
+            "name: p\ncurrency: '1 2'\nhosts: [{name: a, devices: [{type: cpu}]}]",
+            "currency: got '1 2'; allowed: 1 to 10 letters or signs",
+        ),
+        (
             "name: p\nhosts: [{name: A b, devices: [{type: cpu}]}]",
             "lower-case letters, digits and -",
         ),

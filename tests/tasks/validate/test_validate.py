@@ -225,7 +225,7 @@ def test_a_very_large_table_is_checked_by_a_sample_with_every_unusual_row(tmp_pa
         (None, r"data\.expectations: .*suite\.json: no such file"),
         ("{", r"data\.expectations: got .*suite\.json; it is not JSON"),
         ("{}", "holds no expectations; allowed: a list of expectations, or a suite with them"),
-        ('[{"kwargs": {}}]', r"expectation 0: got .*; allowed: \{\"type\""),
+        ('[{"kwargs": {}}]', r"entry 0 is no expectation; allowed: \{\"type\""),
     ],
 )
 def test_an_invalid_suite_file_is_refused_at_once(
