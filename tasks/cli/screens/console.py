@@ -41,6 +41,7 @@ def table(
         box=None,
         pad_edge=False,
         padding=(0, 2, 0, 0),
+        show_header=any(columns),
     )
     for number, column in enumerate(columns):
         grid.add_column(

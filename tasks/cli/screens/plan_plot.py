@@ -1,21 +1,44 @@
-"""Draws the Pareto front as SVG: duration against energy, and against cost if prices are known."""
+"""Draws a plan and its rivals as SVG: duration against energy, and against cost if it is known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from html import escape
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.estimator.named_file import write_named
 from trainwright.tasks.allocate.plan.device_counts import as_text
 from trainwright.tasks.cli.output import check_output
+from trainwright.tasks.cli.screens.plan_screen import ALTERNATIVES_SHOWN
+from trainwright.tasks.cli.screens.plot_panel import (
+    COLOURS,
+    HEIGHT,
+    LIMIT,
+    STEP,
+    WIDTH,
+    Limit,
+    Mark,
+    Panel,
+    Quantity,
+    Style,
+    symbol,
+)
+from trainwright.tasks.cli.screens.plot_shapes import CHARACTER, line, text
+from trainwright.tasks.cli.screens.quantities import ENERGIES, money, unit_of
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import FrontPoint, Plan
-from trainwright.tasks.units import amount, seconds
+from trainwright.tasks.runs.artefacts import Alternative, FrontPoint, Plan
+from trainwright.tasks.units import plain
 
 _MARK = "time against energy and cost, by trainwright plan"
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 300, 70, 34, 44
-_INK, _SOFT, _CHOSEN, _KEPT, _MISSED = "#1d2733", "#c9d1d9", "#d1495b", "#1f77b4", "#8d99ae"
+_INK = "#1d2733"
+_LINE = 17
+_LEGEND: dict[Style, str] = {
+    "plan": "the plan",
+    "front": "on the front: none is better in time, energy and cost together",
+    "missed": "on the front, but misses a limit",
+    "rival": "another choice",
+    "missed rival": "another choice, which misses a limit",
+}
 
 
 def check_plot(path: Path) -> None:
@@ -34,82 +57,138 @@ def write_front(plan: Plan, path: Path) -> None:
     Raises BadInput as `check_plot` does, or if the file can't be written.
     """
     check_plot(path)
-    drawing = front_svg(plan.front)
+    drawing = front_svg(plan)
     if path.suffix == ".html":
         drawing = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            "<title>Time against energy and cost</title></head>"
+            "<title>Time against energy and cost</title>"
+            "<style>svg { max-width: 100%; height: auto }</style></head>"
             f"<body>{drawing}</body></html>\n"
         )
     write_named(path, drawing.encode(), "--plot")
 
 
-def front_svg(points: Sequence[FrontPoint]) -> str:
-    """A panel for energy and one for cost, as SVG.
-
-    The plan is marked, points that miss a limit are grey, and tooltips name the devices.
-    """
-    panels: list[tuple[str, Callable[[FrontPoint], float | None], Callable[[float], str]]] = []
-    if any(one.energy is not None for one in points):
-        panels.append(("energy", lambda one: one.energy, lambda value: amount(value, "J")))
-    if any(one.cost is not None for one in points):
-        panels.append(("cost", lambda one: one.cost, lambda value: f"{value:.3g}"))
-    parts = [
-        _panel(
-            number * (_LEFT + _WIDTH + 20),
-            name,
-            [(one, value) for one in points if (value := pick(one)) is not None],
-            show,
-        )
-        for number, (name, pick, show) in enumerate(panels)
+def front_svg(plan: Plan) -> str:
+    """A panel for energy and one for cost, a legend, and the devices of each numbered point."""
+    marks = _marks(plan)
+    units: list[tuple[Quantity, tuple[float, str]]] = [
+        ("energy", unit_of([one.energy for one in marks], ENERGIES)),
+        ("cost", money(plan.currency)[0]),
     ]
-    width, height = max(1, len(panels)) * (_LEFT + _WIDTH + 20), _TOP + _HEIGHT + _BOTTOM
+    known = [one for one in units if any(mark.value(one[0]) is not None for mark in marks)]
+    panels = [
+        Panel(name, unit, marks, _limits(plan, name), plan.not_exceeded, plan.currency).svg(
+            number * WIDTH
+        )
+        for number, (name, unit) in enumerate(known)
+    ]
+    width = max(1, len(panels)) * WIDTH
+    key, bottom = _key(plan, marks, width)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" '
-        f'font-family="system-ui, sans-serif" font-size="11" fill="{_INK}">'
-        f'<desc>{_MARK}</desc><rect width="{width}" height="{height}" fill="white"/>'
-        f"{''.join(parts)}</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" '
+        f'width="{width}" height="{bottom}" '
+        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="{_INK}">'
+        f'<desc>{_MARK}</desc><rect width="{width}" height="{bottom}" fill="white"/>'
+        f"{''.join(panels)}{key}</svg>\n"
     )
 
 
-def _panel(
-    left: int, name: str, points: Sequence[tuple[FrontPoint, float]], show: Callable[[float], str]
-) -> str:
-    x_low, x_high = _range([one.time for one, _ in points])
-    y_low, y_high = _range([value for _, value in points])
-
-    def x(value: float) -> float:
-        return left + _LEFT + _WIDTH * (value - x_low) / (x_high - x_low)
-
-    def y(value: float) -> float:
-        return _TOP + _HEIGHT * (1 - (value - y_low) / (y_high - y_low))
-
-    start, end, below = left + _LEFT, left + _LEFT + _WIDTH, _TOP + _HEIGHT + 18
-    parts = [f'<text x="{start}" y="20" font-size="13">duration and {name}</text>']
-    for step in range(5):
-        at_x, at_y = x_low + (x_high - x_low) * step / 4, y_low + (y_high - y_low) * step / 4
-        height = y(at_y)
-        parts += [
-            f'<line x1="{start}" x2="{end}" y1="{height:.1f}" y2="{height:.1f}" stroke="{_SOFT}"/>',
-            f'<text x="{start - 6}" y="{height + 4:.1f}" text-anchor="end">'
-            f"{escape(show(at_y))}</text>",
-            f'<text x="{x(at_x):.1f}" y="{below}" text-anchor="middle">'
-            f"{escape(seconds(at_x))}</text>",
-        ]
-    for one, value in points:
-        colour = _CHOSEN if one.chosen else _KEPT if one.feasible else _MISSED
-        missed = "" if one.feasible else " (misses a limit)"
-        words = f"{as_text(one.devices)}: {seconds(one.time)}, {show(value)}{missed}"
-        radius = 6 if one.chosen else 4
-        parts.append(
-            f'<circle cx="{x(one.time):.1f}" cy="{y(value):.1f}" r="{radius}" fill="{colour}">'
-            f"<title>{escape(words)}</title></circle>"
+def _marks(plan: Plan) -> list[Mark]:
+    """The front, then the first alternatives that are not on it, numbered from 1."""
+    known = {_same(one) for one in plan.front}
+    others = [one for one in plan.alternatives if one.predicted and _same(one) not in known]
+    marks = [
+        Mark(
+            number,
+            "plan" if one.chosen else "front" if one.feasible else "missed",
+            _devices(one, plan),
+            one.time,
+            one.energy,
+            one.cost,
         )
-    return "".join(parts)
+        for number, one in enumerate(plan.front, start=1)
+    ]
+    for one in others[:ALTERNATIVES_SHOWN]:
+        assert one.predicted is not None
+        energy, cost = one.predicted.energy_j, one.predicted.cost
+        marks.append(
+            Mark(
+                len(marks) + 1,
+                "rival" if one.feasible else "missed rival",
+                _devices(one, plan),
+                one.predicted.duration_s.median,
+                energy.median if energy else None,
+                cost.median if cost else None,
+            )
+        )
+    return marks
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - pad, high + pad
+def _same(one: FrontPoint | Alternative) -> object:
+    return frozenset(one.devices.items()), one.global_batch_size, one.accumulation
+
+
+def _devices(one: FrontPoint | Alternative, plan: Plan) -> str:
+    """Its devices, with what else differs from the plan."""
+    text = as_text(one.devices)
+    if one.global_batch_size != plan.global_batch_size:
+        text += f", batch {one.global_batch_size}"
+    if one.accumulation != plan.accumulation:
+        text += f", {one.accumulation} micro-batch{'es' if one.accumulation > 1 else ''}"
+    return text
+
+
+def _limits(plan: Plan, name: Quantity) -> list[Limit]:
+    """The limits in a panel: of time in both, of money with the cost."""
+    found = [
+        Limit(text, value, of_time=True)
+        for text, value in (("deadline", plan.deadline_s), ("hosts' windows", plan.window_s))
+        if value is not None
+    ]
+    if name == "cost" and plan.budget is not None:
+        found.append(Limit("budget", plan.budget, of_time=False))
+    return found
+
+
+def _key(plan: Plan, marks: Sequence[Mark], width: int) -> tuple[str, int]:
+    """The numbered points and the legend, as SVG, and the height below them."""
+    points = [
+        (symbol(one.style, 20, -4), f"{one.number}: {one.words(plan.currency)}") for one in marks
+    ]
+    parts, below = _list(0, HEIGHT + 14, points)
+    beside = width > WIDTH
+    legend, end = _list(
+        WIDTH if beside else 0, HEIGHT + 14 if beside else below + 8, _legend(plan, marks)
+    )
+    return parts + legend, max(below, end)
+
+
+def _legend(plan: Plan, marks: Sequence[Mark]) -> list[tuple[str, str]]:
+    """What the plot contains: a symbol and words for each."""
+    found = [
+        (symbol(style, 20, -4), words)
+        for style, words in _LEGEND.items()
+        if any(one.style == style for one in marks)
+    ]
+    found.append((line((12, -4), (28, -4), STEP), "the least that any of these needs in this time"))
+    if plan.deadline_s or plan.window_s or plan.budget:
+        found.append((line((12, -4), (28, -4), LIMIT, dashed=True), "a limit"))
+        if plan.not_exceeded is not None:
+            sure = f"{plain(100 * plan.not_exceeded.confidence, 4)} %"
+            bar = line((12, -4), (28, -4), COLOURS["plan"])
+            end = line((28, -8), (28, 0), COLOURS["plan"])
+            found.append(
+                (bar + end, f"not exceeded by the plan, {sure} sure: limits apply to this")
+            )
+    return found
+
+
+def _list(left: int, top: int, entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
+    """Symbols with words beside them, one below the other, as SVG; and the height below them."""
+    parts, y = [], top
+    for drawing, words in entries:
+        parts.append(f'<g transform="translate({left} {y})">{drawing}</g>')
+        for row in textwrap.wrap(words, int((WIDTH - 44) / CHARACTER)):
+            parts.append(text(left + 34, y, row))
+            y += _LINE
+    return "".join(parts), y

@@ -5,80 +5,63 @@ Every column, or row of one quantity, has one unit, which its header states.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
+from trainwright.tasks.allocate.plan.device_counts import as_text
 from trainwright.tasks.cli.screens.console import out, table
+from trainwright.tasks.cli.screens.quantities import (
+    ENERGIES,
+    SIZES,
+    TIMES,
+    Units,
+    column,
+    headed,
+    money,
+)
 from trainwright.tasks.runs.artefacts import (
     Alternative,
     FrontPoint,
     HeldDevice,
-    JointPlan,
     Plan,
     Prediction,
 )
+from trainwright.tasks.units import plain
 
-_ALTERNATIVES_SHOWN = 6
-_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_ENERGIES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
-_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
-_MONEY = ((1.0, "currency"),)
+ALTERNATIVES_SHOWN = 6
 _LONG_ID = 26
-Units = Sequence[tuple[float, str]]
-
-
-def column(values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
-    """A unit for these values, and all of them in it, with the same number of decimals.
-
-    The median is at least one of the unit. The least value has three significant digits, unless
-    that takes more than six decimals.
-    """
-    given = list(values)
-    known = sorted(abs(value) for value in given if value is not None and 0 < abs(value) < math.inf)
-    if not known:
-        return units[-1][1], ["-" if value is None else f"{value:g}" for value in given]
-    scale, unit = next((one for one in units if known[len(known) // 2] >= one[0]), units[-1])
-    decimals = min(6, max(0, 2 - math.floor(math.log10(known[0] / scale))))
-    return unit, ["-" if value is None else f"{value / scale:.{decimals}f}" for value in given]
-
-
-def _figures(name: str, values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
-    """A column with its header."""
-    unit, texts = column(values, units)
-    return f"{name}\n{unit}", texts
+_BETTER = {
+    "time": ("takes less time", "take at most {} less time"),
+    "energy": ("needs less energy", "need at most {} less energy"),
+    "cost": ("costs less", "cost at most {} less"),
+}
 
 
 def show_plan(plan: Plan) -> None:
-    """A plan: its devices, its predicted duration, energy and cost, and the alternatives."""
+    """A plan: its devices, what is predicted, other choices, and what was searched."""
     _show_devices(plan)
-    _show_held(plan.held)
+    _show_steps(plan)
+    show_held(plan.held)
     _show_predicted(plan)
     _show_alternatives(plan)
+    _show_batches(plan)
     if len(plan.front) > 1:
         _show_points(
             "time against energy and cost (* the plan)",
-            [(one.time, one.energy, one.cost) for one in plan.front],
+            [_values(one) for one in plan.front],
             [_mark(one) for one in plan.front],
             [f"{as_text(one.devices)}{_batch(one, plan)}" for one in plan.front],
+            plan.currency,
         )
-    found = "no plan is better"
-    if plan.search != "exact":
-        found += f" by more than {100 * plan.gap:.2g} %"
-    out.print("search", style="bold")
-    out.print(f"  {found}; found in {plan.solve_time_s:.2f} s")
-    if plan.batch_rule:
-        out.print(f"  global batch: {plan.batch_rule}", markup=False)
-    out.print()
+    _show_searched(plan)
 
 
 def _show_devices(plan: Plan) -> None:
     devices, times = plan.devices, [one.step_time_s for one in plan.devices]
     unit, texts = column(
-        [value for one in times for value in (one.median, one.low, one.high)], _TIMES
+        [value for one in times for value in (one.median, one.low, one.high)], TIMES
     )
-    memory, sizes = _figures("memory", [one.peak_memory_bytes for one in devices], _SIZES)
+    memory, sizes = headed("memory", [one.peak_memory_bytes for one in devices], SIZES)
     step = (f"own step\n{unit}", f"5 %\n{unit}", f"95 %\n{unit}")
     rows = [
         (
@@ -91,58 +74,59 @@ def _show_devices(plan: Plan) -> None:
         for place, one in enumerate(devices)
     ]
     table(
-        f"devices, global batch {plan.global_batch_size}{_micro(plan.accumulation)}",
+        f"devices, global batch {plan.global_batch_size}{micro(plan.accumulation)}",
         ("device", "batch", *step, memory, "predicted\nby"),
         rows,
         right=(1, 2, 3, 4, 5),
     )
 
 
+def _show_steps(plan: Plan) -> None:
+    """What each device does in a step, its price and its host's window, if they are known."""
+    devices = plan.devices
+    shares = [one.step_shares for one in devices]
+    columns: list[tuple[str, list[str]]] = []
+    if None not in shares:
+        columns += [
+            (f"{verb}\n%", [f"{100 * getattr(one, field):.1f}" for one in shares])
+            for verb, field in (
+                ("computes", "compute"),
+                ("waits", "wait"),
+                ("communicates", "communicate"),
+            )
+        ]
+    if any(one.price_per_hour is not None for one in devices):
+        per_hour = [(1.0, f"{plan.currency or 'units'}/h")]
+        columns.append(headed("price", [one.price_per_hour for one in devices], per_hour))
+    if any(one.available for one in devices):
+        columns.append(("available\nUTC", [one.available or "always" for one in devices]))
+    if columns:
+        rows = zip(
+            map(_broken, (one.id for one in devices)), *(texts for _, texts in columns), strict=True
+        )
+        table(
+            "each device's part of a step, and its price",
+            ("device", *(name for name, _ in columns)),
+            rows,
+            right=range(1, len(columns) + 1),
+        )
+
+
 def _show_alternatives(plan: Plan) -> None:
-    others = [one for one in plan.alternatives if one.predicted is not None][:_ALTERNATIVES_SHOWN]
+    others = [one for one in plan.alternatives if one.predicted is not None][:ALTERNATIVES_SHOWN]
     if not others:
         return
     more = len(plan.alternatives) - len(others)
     _show_points(
         "alternatives: devices and why not" + (f" ({more} more with --json)" if more else ""),
-        [_medians(one.predicted) for one in others],
+        [medians(one.predicted) for one in others],
         ["" for _ in others],
         [f"{as_text(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others],
+        plan.currency,
     )
 
 
-def show_joint(joint: JointPlan) -> None:
-    """The joint plan of several jobs: when each runs, on which devices."""
-    jobs = joint.jobs
-    unit, texts = column(
-        [value for one in jobs for value in (one.starts_s, one.ends_s, one.deadline_s)], _TIMES
-    )
-    energy, energies = _figures("energy", [_medians(one.predicted)[1] for one in jobs], _ENERGIES)
-    together, (total,) = column([joint.energy_j], _ENERGIES)
-    less = ""
-    if joint.search != "exact" and joint.gap is not None:
-        less = f": at most {100 * joint.gap:.2g} % less is possible"
-    rows = [
-        (
-            str(one.global_batch_size),
-            *texts[3 * place : 3 * place + 3],
-            energies[place],
-            "SLIPS" if one.slips else "",
-            f"{one.job}: {as_text(device_counts(one.devices))}",
-        )
-        for place, one in enumerate(jobs)
-    ]
-    times = (f"starts\n{unit}", f"ends by\n{unit}", f"deadline\n{unit}")
-    table(
-        f"{len(jobs)} jobs, {total} {together} together ({joint.search}{less})",
-        ("batch", *times, energy, "", "job: devices"),
-        rows,
-        right=(0, 1, 2, 3, 4),
-    )
-    _show_held(joint.held)
-
-
-def _show_held(held: Sequence[HeldDevice] | None) -> None:
+def show_held(held: Sequence[HeldDevice] | None) -> None:
     if not held:
         return
     rows = [
@@ -161,18 +145,22 @@ def _show_predicted(plan: Plan) -> None:
     """What is predicted; each limit is in the column of the value it is compared with."""
     predicted, most = plan.predicted, plan.not_exceeded
     limited = {} if most is None else {"duration": most.duration_s, "cost": most.cost}
-    rows = []
+    currency, rows = money(plan.currency), []
     if predicted is not None:
         for name, value, units in (
-            ("step time", predicted.step_time_s, _TIMES),
-            ("duration", predicted.duration_s, _TIMES),
-            ("energy", predicted.energy_j, _ENERGIES),
-            ("cost", predicted.cost, _MONEY),
+            ("step time", predicted.step_time_s, TIMES),
+            ("duration", predicted.duration_s, TIMES),
+            ("energy", predicted.energy_j, ENERGIES),
+            ("cost", predicted.cost, currency),
+            ("  rent", predicted.rent, currency),
+            ("  energy", predicted.energy_cost, currency),
         ):
-            rows.append(_interval(name, value, limited.get(name), units))
+            if value is not None or not name.startswith(" "):
+                rows.append(_interval(name, value, limited.get(name), units))
     for name, limit, units in (
-        ("deadline", plan.deadline_s, _TIMES),
-        ("budget", plan.budget, _MONEY),
+        ("deadline", plan.deadline_s, TIMES),
+        ("budget", plan.budget, currency),
+        ("hosts' windows", plan.window_s, TIMES),
     ):
         unit, (text,) = column([limit], units)
         if limit is not None or name == "deadline":
@@ -197,15 +185,16 @@ def _interval(
 
 def _show_points(
     title: str,
-    points: Sequence[tuple[float, float | None, float | None]],
+    points: Sequence[tuple[float | None, float | None, float | None]],
     marks: Sequence[str],
     about: Sequence[str],
+    currency: str | None,
 ) -> None:
     """A row for each point: duration, energy and cost, and what it is about."""
     columns = [
-        _figures(name, [point[place] for point in points], units)
+        headed(name, [point[place] for point in points], units)
         for place, (name, units) in enumerate(
-            (("duration", _TIMES), ("energy", _ENERGIES), ("cost", _MONEY))
+            (("duration", TIMES), ("energy", ENERGIES), ("cost", money(currency)))
         )
     ]
     headers, figures = [header for header, _ in columns], [texts for _, texts in columns]
@@ -215,7 +204,69 @@ def _show_points(
     table(title, (*headers, "devices"), rows, right=(0, 1, 2))
 
 
-def _medians(predicted: Prediction | None) -> tuple[float, float | None, float | None]:
+def _show_batches(plan: Plan) -> None:
+    """The best that was found for each global batch; not the best if the search ended early."""
+    seen = plan.searched
+    sizes = seen.global_batch_sizes if seen else [one.global_batch_size for one in plan.batches]
+    if len(sizes) < 2 or not plan.batches:
+        return
+    found = {one.global_batch_size: one for one in plan.batches}
+    nothing = (None, None, None)
+    _show_points(
+        "global batches, with the best devices that were found (* the plan)",
+        [_values(found[size]) if size in found else nothing for size in sizes],
+        [_mark(found[size]) if size in found else "" for size in sizes],
+        [
+            f"{size}{micro(found[size].accumulation)}: {as_text(found[size].devices)}"
+            if size in found
+            else f"{size}: far from the best, or beyond a limit"
+            for size in sizes
+        ],
+        plan.currency,
+    )
+
+
+def _show_searched(plan: Plan) -> None:
+    """Which choices the plan was compared with, and how much better one of them can be."""
+    if (seen := plan.searched) is not None:
+        sets = "more than 10^15" if seen.device_sets is None else f"{seen.device_sets:,}"
+        rows = [
+            ("devices", f"{seen.devices:,}, in {sets} different sets"),
+            ("global batches", _numbers(seen.global_batch_sizes)),
+            ("micro-batches", _numbers(seen.micro_batches)),
+            ("splits", "of the global batch among the devices, in whole samples"),
+            ("layouts", ", ".join(seen.layouts)),
+        ]
+        if seen.without_price:
+            rows.append(("left out", f"{as_text(seen.without_price)}: the pool has no price"))
+        table("searched: every combination that keeps the limits", ("", ""), rows)
+    batch = plan.global_batch_size
+    none_is, another_may = _BETTER[plan.objective]
+    if plan.gap == 0:
+        found = f"exact: at a global batch of {batch}, none of them {none_is}"
+    else:
+        most = another_may.format(f"{plain(100 * plan.gap, 2)} %")
+        found = f"bounded: at a global batch of {batch}, another of them may {most}"
+    out.print(f"{found}; found in {plan.solve_time_s:.2f} s")
+    if plan.batch_rule:
+        out.print(f"global batch {batch}: {plan.batch_rule}", markup=False)
+    out.print()
+
+
+def _numbers(values: Sequence[int]) -> str:
+    """Numbers in rising order; those that follow each other as a range."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(
+        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
+
+
+def medians(predicted: Prediction | None) -> tuple[float, float | None, float | None]:
     assert predicted is not None
     energy, cost = predicted.energy_j, predicted.cost
     return (
@@ -223,6 +274,10 @@ def _medians(predicted: Prediction | None) -> tuple[float, float | None, float |
         energy.median if energy else None,
         cost.median if cost else None,
     )
+
+
+def _values(point: FrontPoint) -> tuple[float, float | None, float | None]:
+    return point.time, point.energy, point.cost
 
 
 def _mark(point: FrontPoint) -> str:
@@ -233,10 +288,10 @@ def _batch(one: Alternative | FrontPoint, plan: Plan) -> str:
     """Its batch, if it is not the plan's."""
     if (one.global_batch_size, one.accumulation) == (plan.global_batch_size, plan.accumulation):
         return ""
-    return f", batch {one.global_batch_size}{_micro(one.accumulation) or ' at once'}"
+    return f", batch {one.global_batch_size}{micro(one.accumulation) or ' at once'}"
 
 
-def _micro(accumulation: int) -> str:
+def micro(accumulation: int) -> str:
     return f" in {accumulation} micro-batches" if accumulation > 1 else ""
 
 

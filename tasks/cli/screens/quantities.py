@@ -1,0 +1,49 @@
+"""Columns of one quantity, in one unit, which the header states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+Units = Sequence[tuple[float, str]]
+"""Scales with their units, largest first."""
+TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+ENERGIES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+
+
+def money(currency: str | None) -> Units:
+    """A pool's currency; its prices are in nameless units if it does not name one."""
+    return ((1.0, currency or "units"),)
+
+
+def unit_of(values: Iterable[float | None], units: Units) -> tuple[float, str]:
+    """The unit in which the median of the known values is at least one."""
+    known = sorted(
+        abs(value) for value in values if value is not None and 0 < abs(value) < math.inf
+    )
+    if not known:
+        return units[-1]
+    return next((one for one in units if known[len(known) // 2] >= one[0]), units[-1])
+
+
+def column(values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
+    """A unit for these values, and all of them in it, with the same number of decimals.
+
+    The least value has three significant digits, unless that takes more than six decimals.
+    """
+    given = list(values)
+    scale, unit = unit_of(given, units)
+    least = min(
+        (abs(one) for one in given if one is not None and 0 < abs(one) < math.inf), default=0
+    )
+    if not least:
+        return unit, ["-" if value is None else f"{value:g}" for value in given]
+    decimals = min(6, max(0, 2 - math.floor(math.log10(least / scale))))
+    return unit, ["-" if value is None else f"{value / scale:.{decimals}f}" for value in given]
+
+
+def headed(name: str, values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
+    """A column with its header."""
+    unit, texts = column(values, units)
+    return f"{name}\n{unit}", texts
