@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
-from plans import MANY, plan
+from plans import MANY, curve, plan
 
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.estimator.predict.communication import Link
-from trainwright.tasks.cli.screens.plan_plot import write_front
-from trainwright.tasks.errors import BadInput
 
 
 def test_the_plan_is_at_least_as_good_as_every_alternative_and_each_has_a_reason() -> None:
@@ -72,16 +70,76 @@ def test_the_front_has_no_dominated_point_and_marks_the_plan() -> None:
             assert other == mine or better
 
 
-def test_the_front_is_plotted_and_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
-    result = plan(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
-    for suffix in ("svg", "html"):
-        write_front(result, tmp_path / f"front.{suffix}")
-        text = (tmp_path / f"front.{suffix}").read_text()
-        assert text.count("<circle") == 2 * len(result.front)
-    ElementTree.parse(tmp_path / "front.svg")
-    with pytest.raises(
-        BadInput, match=r"--plot: got .*front\.png; allowed: a file that ends in \.svg or \.html"
-    ):
-        write_front(result, tmp_path / "front.png")
-    with pytest.raises(BadInput, match="can't be written"):
-        write_front(result, tmp_path / "nowhere" / "front.svg")
+def gpu(name: str, per_sample: float, **change: Any) -> DeviceCurve:
+    """A GPU that takes 10 us and this much for each sample."""
+    values = {
+        "device_type": name,
+        "cores": None,
+        "step_time_s": Affine(fixed=1e-5, per_sample=per_sample),
+    }
+    return curve(1.0).model_copy(update=values | change)
+
+
+def reasons(pool: dict[str, Any], goal: str, *curves: DeviceCurve) -> dict[frozenset[str], str]:
+    """By kinds of devices, the reason of the best alternative with them."""
+    found: dict[frozenset[str], str] = {}
+    train = {"global_batch_size": 100}
+    made = plan(pool, curves=list(curves), objective={"minimize": goal}, train=train)
+    for one in made.alternatives:
+        found.setdefault(frozenset(one.devices), one.reason)
+    return found
+
+
+def test_a_slow_device_loses_by_its_slowness_and_not_by_slow_all_reduces() -> None:
+    fast, slow = gpu("nvidia-t4", 1e-6), curve(1.0)
+    hosts = [{"name": "a", "devices": [{"type": "nvidia-t4"}, {"type": "cpu", "cores": 1.0}]}]
+    for goal in ("time", "energy"):
+        found = reasons({"hosts": hosts}, goal, fast, slow)
+        both = found[frozenset({"nvidia-t4", "cpu (1 core)"})]
+        assert (
+            "cpu (1 core) is too slow: it takes 3 ms for 1 sample, a step of the plan 110 us"
+            in both
+        )
+        alone = found[frozenset({"cpu (1 core)"})]
+        assert "a step takes 927 times as long" in alone
+        assert "all-reduce" not in both + alone
+
+
+def test_a_faster_device_that_costs_more_says_how_much_faster_and_how_much_dearer() -> None:
+    devices = [{"type": "nvidia-t4"}, {"type": "nvidia-l4"}]
+    pool = {
+        "hosts": [{"name": "a", "devices": devices}],
+        "prices": {"nvidia-t4": "1/h", "nvidia-l4": "5000/h"},
+    }
+    curves = gpu("nvidia-t4", 1e-3), gpu("nvidia-l4", 5e-4, load_w=400.0)
+    fast = frozenset({"nvidia-l4"})
+    for goal, rate in (("cost", r"5,000 times the cost per hour"), ("energy", "times the power")):
+        found = reasons(pool, goal, *curves)[fast]
+        assert re.search(rf"times the {goal}: [0-9,.]*( ?{rate}) for [0-9.]+ % less time", found), (
+            found
+        )
+
+
+@pytest.mark.parametrize("goal", ["time", "energy", "cost"])
+def test_no_reason_has_an_exponent(goal: str) -> None:
+    curves = [gpu("nvidia-t4", 1e-6), gpu("nvidia-l4", 1.0001e-6), gpu("nvidia-p100-16gb", 0.5)]
+    types = [{"type": one.device_type, "count": 2} for one in curves]
+    pool = {
+        "hosts": [{"name": "a", "devices": types}],
+        "prices": {
+            one.device_type: f"{price}/h" for one, price in zip(curves, (1, 1, 90000), strict=True)
+        },
+    }
+    found = plan(pool, curves=curves, objective={"minimize": goal}, train={"global_batch_size": 64})
+    assert found.alternatives
+    for one in found.alternatives:
+        assert not re.search(r"[0-9]e[-+]?[0-9]", one.reason)
+
+
+def test_a_free_plan_is_not_compared_by_a_ratio() -> None:
+    pool = {
+        "hosts": [{"name": "a", "devices": [{"type": "nvidia-t4"}, {"type": "nvidia-l4"}]}],
+        "prices": {"nvidia-t4": "0/h", "nvidia-l4": "360000/h"},
+    }
+    found = reasons(pool, "cost", gpu("nvidia-t4", 1e-3), gpu("nvidia-l4", 1e-4))
+    assert re.fullmatch("a cost of [0-9.,]+, not 0", found[frozenset({"nvidia-l4"})])

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import doors
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import NOON, curve
+from plans import plan as planned
 
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.cli.screens import console, plan_screen
+from trainwright.tasks.cli.screens.quantities import column
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate
+from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.spec.documents import parsed
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool, load_pool
 
@@ -48,7 +54,7 @@ def test_each_devices_row_names_the_mode_of_its_prediction(tmp_path: Path) -> No
     ]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert shown.returncode == 0, shown.stderr
-    (row,) = (line for line in shown.stdout.splitlines() if "far/nvidia-t4-0" in line)
+    row = next(line for line in shown.stdout.splitlines() if "far/nvidia-t4-0" in line)
     assert "datasheet" in row
     printed = subprocess.run(
         [*command, "--json"], capture_output=True, text=True, timeout=200, check=True
@@ -180,14 +186,172 @@ def test_a_plan_shows_its_micro_batches_and_each_limit_beside_its_value(
     assert shown * {"s": 1, "min": 60}[unit] == pytest.approx(
         plan.not_exceeded.duration_s, rel=0.01
     )
-    assert (rows["deadline,"], rows["budget,"]) == (("h", 1.0), ("currency", 7.25))
+    assert (rows["deadline,"], rows["budget,"]) == (("h", 1.0), ("units", 7.25))
+
+
+def shown(plan: Plan, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a plan's screen, with single spaces."""
+    plan_screen.show_plan(plan)
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+MIXED: dict[str, Any] = {
+    "hosts": [
+        {"name": "a", "devices": [{"type": "cpu", "cores": 1.0, "count": 2}]},
+        {
+            "name": "b",
+            "address": "10.0.0.1",
+            "devices": [{"type": "cpu", "cores": 0.5}, {"type": "nvidia-t4"}],
+            "available": "11:30-18:30",
+        },
+    ],
+    "prices": {"cpu": "1/h", "energy": "0.25/kWh"},
+    "currency": "EUR",
+}
+"""A pool with a window, and a type without a price."""
+
+
+def mixed(**job: Any) -> Plan:
+    t4 = curve(1.0).model_copy(update={"device_type": "nvidia-t4", "cores": None})
+    return planned(MIXED, curves=[curve(1.0), curve(0.5), t4], now=NOON, **job)
+
+
+def test_the_table_has_prices_in_the_pools_currency_with_rent_and_energy_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = mixed(objective={"minimize": "cost", "budget": 2.0}, train={"epochs": 3000})
+    found = made.predicted
+    assert found is not None
+    assert found.cost is not None
+    assert found.rent is not None
+    assert found.energy_cost is not None
+    assert found.energy_j is not None
+    assert found.energy_cost.median == pytest.approx(found.energy_j.median * 0.25 / 3.6e6)
+    for end in ("median", "low", "high"):
+        parts = getattr(found.rent, end) + getattr(found.energy_cost, end)
+        assert getattr(found.cost, end) == pytest.approx(parts)
+    assert {one.price_per_hour for one in made.devices} == {1.0}
+    lines = shown(made, capsys)
+    rows = {line.split(",")[0]: line for line in lines if "," in line}
+    for name, value in (("cost", found.cost), ("rent", found.rent), ("energy", found.energy_cost)):
+        (row,) = (line for line in lines if line.startswith(f"{name}, EUR"))
+        assert float(row.split()[2]) == pytest.approx(value.median, rel=0.01)
+    assert rows["budget"] == "budget, EUR 2.00"
+    assert any("EUR/h" in line for line in lines)
+    assert "left out 1 x nvidia-t4: the pool has no price" in lines
+
+
+def test_the_table_has_hosts_windows_and_the_shares_of_each_devices_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = mixed(devices={"types": ["cpu"], "min_count": 3}, train={"global_batch_size": 100})
+    assert made.predicted is not None
+    for one in made.devices:
+        shares = one.step_shares
+        assert shares is not None
+        assert min(shares.compute, shares.wait, shares.communicate) >= 0
+        assert shares.compute + shares.wait + shares.communicate == pytest.approx(1)
+        step_s = made.predicted.step_time_s.median
+        assert shares.compute * step_s == pytest.approx(one.step_time_s.median)
+    assert min(one.step_shares.wait for one in made.devices if one.step_shares) == 0
+    assert {one.host: one.available for one in made.devices} == {"a": None, "b": "11:30-18:30"}
+    assert made.window_s == 6.5 * 3600
+    lines = shown(made, capsys)
+    assert any(line.endswith("11:30-18:30") for line in lines if line.startswith("b/cpu-0"))
+    assert any(line.endswith("always") for line in lines if line.startswith("a/cpu-0"))
+    assert "hosts' windows, h 6.50" in lines
+    alone = mixed(devices={"hosts": ["a"], "max_count": 1}, train={"global_batch_size": 100})
+    assert alone.window_s is None
+    lines = shown(alone, capsys)
+    assert not [line for line in lines if "window" in line or "always" in line]
+    assert any(line.startswith("a/cpu-0 100.0 0.0 0.0 1.00") for line in lines)
+
+
+def test_other_global_batches_are_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    made = mixed(train={"batch_bounds": [8, 64], "noise_scale": 100.0})
+    assert made.searched is not None
+    assert made.searched.global_batch_sizes == [8, 16, 32, 64]
+    lines = shown(made, capsys)
+    first = next(place for place, line in enumerate(lines) if line.startswith("global batches, "))
+    table = lines[first + 3 : first + 7]
+    for size, row in zip(made.searched.global_batch_sizes, table, strict=True):
+        assert f" {size}: " in row
+        assert ("*" in row) == (size == made.global_batch_size)
+    single = mixed(train={"global_batch_size": 64})
+    assert not [line for line in shown(single, capsys) if line.startswith("global batches, ")]
+
+
+def test_the_plan_says_what_was_searched_and_how_much_better_another_choice_can_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = mixed(objective={"minimize": "energy"}, train={"global_batch_size": 64})
+    lines = shown(made, capsys)
+    assert made.searched is not None
+    assert made.searched.devices == 4
+    assert made.searched.device_sets == 3 * 2 * 2 - 1
+    assert "devices 4, in 11 different sets" in lines
+    assert "global batches 64" in lines
+    assert "layouts data-parallel" in lines
+    text = " ".join(lines)
+    assert "exact: at a global batch of 64, none of them needs less energy" in text
+    bounded = made.model_copy(update={"search": "bounded", "gap": 0.00417})
+    text = " ".join(shown(bounded, capsys))
+    assert "exact" not in text
+    assert "another of them may need at most 0.42 % less energy" in text
+    earlier = made.model_copy(update={"searched": None})
+    assert "searched" not in " ".join(shown(earlier, capsys))
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 9))
+def test_device_sets_are_all_choices_of_so_many_devices(
+    counts: list[int], least: int, more: int
+) -> None:
+    """Each core count is a kind; the number of sets is compared with their enumeration."""
+    kinds = [
+        {"type": "cpu", "cores": float(place), "count": count}
+        for place, count in enumerate(counts, start=1)
+    ]
+    least = min(least, sum(counts))
+    made = planned(
+        {"hosts": [{"name": "a", "devices": kinds}]},
+        devices={"min_count": least, "max_count": least + more},
+        train={"global_batch_size": 16},
+    )
+    choices = itertools.product(*(range(count + 1) for count in counts))
+    assert made.searched is not None
+    assert made.searched.device_sets == sum(least <= sum(one) <= least + more for one in choices)
+
+
+def test_a_huge_number_of_device_sets_is_not_counted() -> None:
+    kinds = [{"type": "cpu", "cores": float(place), "count": 99} for place in range(1, 9)]
+    for limits in ({}, {"max_count": 500}):
+        made = planned(
+            {"hosts": [{"name": "a", "devices": kinds}]},
+            devices=limits,
+            train={"global_batch_size": 1000},
+        )
+        assert made.searched is not None
+        assert made.searched.device_sets is None
+
+
+def test_a_plan_of_an_earlier_version_is_read() -> None:
+    document = mixed(train={"global_batch_size": 64}).model_dump(mode="json")
+    for field in ("searched", "currency", "window_s"):
+        del document[field]
+    for device in document["devices"]:
+        for field in ("step_shares", "price_per_hour", "available"):
+            del device[field]
+    for field in ("rent", "energy_cost"):
+        del document["predicted"][field]
+    read = parsed(Plan, json.dumps(document).encode(), "plan.json")
+    assert (read.searched, read.currency, read.devices[0].step_shares) == (None, None, None)
 
 
 @given(st.lists(st.floats(1e-9, 1e9) | st.none(), min_size=1, max_size=8))
 def test_a_column_has_one_unit_and_the_same_number_of_decimals_in_each_row(
     values: list[float | None],
 ) -> None:
-    unit, texts = plan_screen.column(values, ((60.0, "min"), (1.0, "s"), (1e-3, "ms")))
+    unit, texts = column(values, ((60.0, "min"), (1.0, "s"), (1e-3, "ms")))
     scale = {"min": 60.0, "s": 1.0, "ms": 1e-3}[unit]
     decimals = {len(text.partition(".")[2]) for text in texts if text != "-"}
     assert len(decimals) <= 1

@@ -165,6 +165,7 @@ def test_a_reader_can_not_run_code_read_data_or_measure(address: str, structure:
         ("/plans", JOB | {"data": {"uri": "/etc/passwd"}, "model": {"source": "cnn.py"}}),
         ("/plans", JOB | {"data": {"uri": "file:///etc/passwd"}, "model": {"source": "cnn.py"}}),
         ("/plans", JOB),
+        ("/plans", {"root:*:20228:": 1, "model": {"source": "cnn.py"}}),
         ("/plans", JOB | {"pool": POOL | {"hosts": []}, "model": {"source": "cnn.py"}}),
         ("/estimates", {"batch_size": 1, "device_type": "cpu"}),
         ("/estimates", {"model": {"source": "cnn.py"}, "batch_size": 0, "device_type": "cpu"}),

@@ -1,0 +1,39 @@
+"""Quantities in words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.tasks.units import amount, plain, seconds, size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (960.4, "960"),
+        (12345.6, "12,346"),
+        (2.0, "2"),
+        (2.5, "2.5"),
+        (9.996, "10"),
+        (0.00123456, "0.00123"),
+        (0.0, "0"),
+        (-1500.0, "-1,500"),
+    ],
+)
+def test_a_number_has_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert plain(value) == text
+
+
+@given(st.floats(1e-12, 1e18), st.integers(2, 6))
+def test_any_number_is_close_to_its_text(value: float, digits: int) -> None:
+    text = plain(value, digits)
+    assert set(text) <= set("0123456789.,")
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits))
+
+
+@given(st.floats(1e-9, 1e15))
+def test_no_quantity_is_written_with_an_exponent(value: float) -> None:
+    for text in (seconds(value), amount(value, "J"), size(value)):
+        assert "e" not in text.replace("TiB", "")
