@@ -11,6 +11,7 @@ from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.units import plain
 
 _MAX_KINDS = 8
 
@@ -44,7 +45,9 @@ def infeasible(problem: PlanningProblem) -> Infeasible:
     if one_more:
         kind, value = min(one_more.items(), key=lambda pair: pair[1])
         could = (
-            f"a deadline of {value:g} s" if why.goal == "upper_time" else f"a budget of {value:g}"
+            f"a deadline of {plain(value)} s"
+            if why.goal == "upper_time"
+            else f"a budget of {plain(value)}"
         )
         why.sentences.append(f"with one more {kind}, {could} would be feasible")
     else:
@@ -81,7 +84,7 @@ def _explain(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
 def _deadline(limits: Limits, fastest: Configuration) -> _Explanation:
     """No budget meets the deadline; `fastest` keeps the budget."""
     nearest = rounded_up(fastest.cost.upper_duration_s)
-    within = "" if math.isinf(limits.budget) else f" within the budget of {limits.budget:g}"
+    within = "" if math.isinf(limits.budget) else f" within the budget of {plain(limits.budget, 6)}"
     return _Explanation(
         "deadline",
         "upper_time",
@@ -89,8 +92,8 @@ def _deadline(limits: Limits, fastest: Configuration) -> _Explanation:
         nearest,
         f"fastest{within}: {_shape(fastest)}",
         [
-            f"the deadline of {limits.deadline_s:g} s binds: "
-            f"the nearest that is feasible{within} is {nearest:g} s"
+            f"the deadline of {plain(limits.deadline_s, 6)} s binds: "
+            f"the nearest that is feasible{within} is {plain(nearest)} s"
         ],
         {"nearest_deadline_s": nearest, "deadline_s": limits.deadline_s},
     )
@@ -99,7 +102,7 @@ def _deadline(limits: Limits, fastest: Configuration) -> _Explanation:
 def _budget(limits: Limits, cheapest: Configuration) -> _Explanation:
     """No deadline allows the budget; `cheapest` keeps the deadline."""
     nearest = rounded_up(cheapest.cost.upper_cost)
-    within = "" if math.isinf(limits.deadline_s) else f" within {limits.deadline_s:g} s"
+    within = "" if math.isinf(limits.deadline_s) else f" within {plain(limits.deadline_s, 6)} s"
     return _Explanation(
         "budget",
         "upper_cost",
@@ -107,8 +110,8 @@ def _budget(limits: Limits, cheapest: Configuration) -> _Explanation:
         nearest,
         f"cheapest{within}: {_shape(cheapest)}",
         [
-            f"the budget of {limits.budget:g} binds: "
-            f"the nearest that is feasible{within} is {nearest:g}"
+            f"the budget of {plain(limits.budget, 6)} binds: "
+            f"the nearest that is feasible{within} is {plain(nearest)}"
         ],
         {"nearest_budget": nearest, "budget": limits.budget},
     )
@@ -126,7 +129,7 @@ def _together(limits: Limits, affordable: Configuration, in_time: Configuration)
         f"cheapest in time: {_shape(in_time)}",
         [
             "deadline and budget bind together: meeting the deadline takes a budget of "
-            f"{nearest:g}, keeping the budget takes a deadline of {nearest_s:g} s"
+            f"{plain(nearest)}, keeping the budget takes a deadline of {plain(nearest_s)} s"
         ],
         {"nearest_budget": nearest, "nearest_deadline_s": nearest_s},
     )
@@ -145,9 +148,9 @@ def _both(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
         nearest_s,
         f"fastest: {_shape(fastest)}",
         [
-            f"neither the deadline of {limits.deadline_s:g} s nor the budget of {limits.budget:g} "
-            f"can be met: feasible together are a deadline of {nearest_s:g} s and a budget of "
-            f"{nearest:g}"
+            f"neither the deadline of {plain(limits.deadline_s, 6)} s nor the budget of "
+            f"{plain(limits.budget, 6)} can be met: feasible together are a deadline of "
+            f"{plain(nearest_s)} s and a budget of {plain(nearest)}"
         ],
         {
             "nearest_deadline_s": nearest_s,
@@ -193,9 +196,9 @@ def _nothing_at_all(problem: PlanningProblem) -> Infeasible:
     longest = max(kind.available_s for kind in problem.topology.kinds)
     needed = rounded_up(fastest.cost.upper_duration_s)
     return Infeasible(
-        f"no feasible plan: availability binds: training takes {needed:g} s at confidence "
+        f"no feasible plan: availability binds: training takes {plain(needed)} s at confidence "
         f"{job.objective.confidence:g}, and no suitable hosts are available for so long "
-        f"(the longest window has {longest:.0f} s left; windows, UTC: {_windows(problem)})",
+        f"(the longest window has {plain(longest)} s left; windows, UTC: {_windows(problem)})",
         feasible=False,
         binding="availability",
         needed_s=needed,

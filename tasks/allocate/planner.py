@@ -6,7 +6,7 @@ the job's confidence. Arithmetic on values: only `solve_time_s` reads a clock.
     plan/cost, plan/placement   the cost of a configuration, and the placement of its ranks
     search/, batch_choice       the search, and the choice of the global batch
     alternatives, front         other configurations, and why they lost
-    searched, description       what the plan was compared with; prices, windows, shares of a step
+    description                 prices, windows, shares of a step, what the plan was compared with
     infeasible                  why there is no plan
 """
 
@@ -20,7 +20,7 @@ from datetime import datetime
 from trainwright.estimator.predict.energy import power_of
 from trainwright.tasks.allocate.alternatives import alternatives
 from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
-from trainwright.tasks.allocate.description import described
+from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
@@ -28,7 +28,6 @@ from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
-from trainwright.tasks.allocate.searched import searched
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.spec.eligibility import usable

@@ -240,8 +240,8 @@ class Searched(Value):
         "as one; None: more than 10^15"
     )
     global_batch_sizes: list[int]
-    micro_batches: list[int] = Field(
-        description="numbers of micro-batches per step, at the plan's global batch"
+    most_micro_batches: int = Field(
+        description="per step, at the plan's global batch; more would only take longer"
     )
     layouts: list[str] = Field(description="ways to divide a step among devices")
     without_price: dict[str, int] = Field(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
+from trainwright.tasks.units import plain
 
 _SHOWN = 200  # characters of a list of names
 
@@ -122,7 +123,8 @@ def asks_for_cost(job: Job) -> str | None:
     """The field of the objective that requires the cost, with its value; None if there is none."""
     if job.objective.minimize == "cost":
         return "minimize: got 'cost'"
-    return None if job.objective.budget is None else f"budget: got {job.objective.budget:g}"
+    budget = job.objective.budget
+    return None if budget is None else f"budget: got {plain(budget, 6)}"
 
 
 def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> list[Device]:

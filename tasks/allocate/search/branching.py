@@ -75,7 +75,8 @@ class Branching:
         """Halves by the logarithm of the number of micro-batches."""
         low, high = node.accumulation
         middle = math.isqrt(low * high)
-        for accumulation in ((low, middle), (middle + 1, high)):
+        # The last one is searched first: of a tie, the fewest micro-batches.
+        for accumulation in ((middle + 1, high), (low, middle)):
             levels = len(self._bounds.levels(accumulation))
             if levels:
                 yield replace(node, accumulation=accumulation, levels=(0, levels - 1))

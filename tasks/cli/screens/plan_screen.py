@@ -233,7 +233,7 @@ def _show_searched(plan: Plan) -> None:
         rows = [
             ("devices", f"{seen.devices:,}, in {sets} different sets"),
             ("global batches", _numbers(seen.global_batch_sizes)),
-            ("micro-batches", _numbers(seen.micro_batches)),
+            ("micro-batches", f"up to {seen.most_micro_batches}; more would only take longer"),
             ("splits", "of the global batch among the devices, in whole samples"),
             ("layouts", ", ".join(seen.layouts)),
         ]
