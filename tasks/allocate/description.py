@@ -13,7 +13,7 @@ from trainwright.tasks.runs.artefacts import (
     Plan,
     PlannedDevice,
     Prediction,
-    Searched,
+    SearchedChoices,
     StepShares,
 )
 from trainwright.tasks.spec.eligibility import without_price
@@ -76,12 +76,12 @@ def _with_parts(predicted: Prediction, devices: list[PlannedDevice], pool: Pool)
     )
 
 
-def searched(problem: PlanningProblem, chosen: Configuration) -> Searched:
+def searched(problem: PlanningProblem, chosen: Configuration) -> SearchedChoices:
     """The choices that the plan of a problem was compared with."""
     job, space = problem.job, problem.request(chosen.batch).space()
     rooms = [group.count for group in problem.topology.groups]
     most = min(job.devices.max_count or len(problem.devices), max(problem.sizes))
-    return Searched(
+    return SearchedChoices(
         devices=len(problem.devices),
         device_sets=_sets(rooms, job.devices.min_count, most),
         global_batch_sizes=problem.sizes,

@@ -228,7 +228,7 @@ class FrontPoint(Value):
     chosen: bool = Field(default=False, description="the plan itself")
 
 
-class Searched(Value):
+class SearchedChoices(Value):
     """The choices that a plan was compared with: all combinations of these, within the limits.
 
     For each, the global batch is divided among the devices in whole samples.
@@ -307,7 +307,7 @@ class Plan(Artefact):
     gap: float = Field(
         default=0.0, description="upper bound on how much better another can be, relative"
     )
-    searched: Searched | None = None
+    searched: SearchedChoices | None = None
     currency: str | None = Field(default=None, description="of prices, cost and budget")
     window_s: float | None = Field(
         default=None,

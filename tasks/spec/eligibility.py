@@ -27,9 +27,10 @@ def usable(pool: Pool, job: Job) -> list[Device]:
             f"devices.min_count: got {count}; "
             f"pool {pool.name} has {len(allowed)} device(s) that the job may use"
         )
-    lacking = _types_without_price(pool, job, allowed)
+    lacking = _types_without_price(pool, job)
     left = [device for device in allowed if device.type not in lacking]
     if len(left) < count:
+        lacking &= {device.type for device in allowed}
         needed = f" of {count} devices (devices.min_count)" if left else ""
         raise BadInput(
             f"objective.{asks_for_cost(job)}; the cost{needed} is not known: "
@@ -40,20 +41,19 @@ def usable(pool: Pool, job: Job) -> list[Device]:
 
 def without_price(pool: Pool, job: Job) -> list[Device]:
     """Devices that the job could use if the pool had their price; none unless cost matters."""
-    allowed = _allowed(pool, job)
-    lacking = _types_without_price(pool, job, allowed)
-    return [device for device in allowed if device.type in lacking]
+    lacking = _types_without_price(pool, job)
+    return [one for one in _allowed(pool, job) if one.type in lacking] if lacking else []
 
 
-def _types_without_price(pool: Pool, job: Job, devices: Sequence[Device]) -> set[str]:
-    """Types without a price, if the job asks for the cost.
+def _types_without_price(pool: Pool, job: Job) -> set[str]:
+    """The pool's types without a price, if the job asks for the cost.
 
     In a pool that prices only energy, all devices are free.
     """
     rented = any(name != "energy" for name in pool.prices)
     if not rented or asks_for_cost(job) is None:
         return set()
-    return {device.type for device in devices} - set(pool.prices)
+    return {entry.type for host in pool.hosts for entry in host.devices} - set(pool.prices)
 
 
 def _allowed(pool: Pool, job: Job) -> list[Device]:
