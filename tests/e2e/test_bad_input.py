@@ -60,6 +60,7 @@ def one_line(done: subprocess.CompletedProcess[str], code: int, says: str) -> No
     [
         (None, "no such file"),
         ("{", "not valid YAML or JSON"),
+        ("root:*:1:::\nbin:*:1:::\n", "is missing (also wrong: data); 2 unknown fields"),
         ("", "is empty"),
         ("- a", "got a list"),
         ("name: x\ndata: {uri: 'builtin:digits'}\nwat: 1", "wat: unknown field"),
