@@ -66,10 +66,7 @@ def make_plan(
     problem = PlanningProblem.of(job, model, devices, most_accumulation)
     chosen, found = choose_batch(problem)
     if chosen is not None and chosen.best is not None and chosen.best.value(problem.goal) == 0:
-        paid = chosen.seen
         chosen, found = choose_batch(problem.at_no_cost())
-        if chosen is not None:
-            chosen.seen.extend(paid)  # alternatives
     solve_time_s = time.perf_counter() - started
     if chosen is None or chosen.best is None:
         raise infeasible(problem)

@@ -152,9 +152,10 @@ class PlanningProblem:
 
         One rank more or fewer in a group, or all ranks in a group that the result does not use.
         """
-        space = replace(self, topology=result.topology).request(result.batch).space()
-        counts, found = list(result.counts), []
-        for place, group in enumerate(result.topology.groups):
+        space = self.request(result.batch).space()
+        counts = self.topology.counts_of([device for device, _ in result.devices()])
+        found: list[Configuration] = []
+        for place, group in enumerate(self.topology.groups):
             changes = [{place: counts[place] + 1}, {place: counts[place] - 1}]
             if counts[place] == 0:
                 nowhere = {other: 0 for other, count in enumerate(counts) if count}

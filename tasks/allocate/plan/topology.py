@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,14 @@ class Topology:
         import numpy as np
 
         return np.bincount(self.kind_of, counts, len(self.kinds))
+
+    def counts_of(self, devices: Sequence[Device]) -> list[int]:
+        """The number of these devices in each group."""
+        site_of = {name: number for number, site in enumerate(self.sites) for name in site.machines}
+        held = Counter(
+            (site_of[machine_of(device)], self.model.kind(device).index) for device in devices
+        )
+        return [held[group.site, group.kind.index] for group in self.groups]
 
     def in_use(self, counts: Sequence[int]) -> dict[int, list[int]]:
         """The sites with ranks, each with its groups that have some."""
