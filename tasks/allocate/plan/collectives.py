@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from trainwright.estimator.predict.communication import (
@@ -22,12 +23,15 @@ from trainwright.tasks.allocate.plan.confidence import Triple
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
 from trainwright.tasks.runs.artefacts import Estimate
 
-# The prior for an unmeasured link between two ranks of one machine. The reduction happens in the
-# host's memory for every kind of device, so one link serves all kinds.
-# It is never slower than the pool's network. Rounded from the middle of 21 measurements on a
-# two-core machine, idle and busy: 0.56 (0.24 to 1.23) GB/s, 0.29 (0.11 to 3.1) ms;
-# `tests/benchmarks/all_reduce.py` measures and prints the link of the machine it runs on.
-_LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=0.3e-3, spread=0.0)
+INNER = (0.5e9, 0.3e-3)
+"""The link between two ranks of a machine, unless it was measured or the pool file states it.
+
+Bandwidth in bytes/s, latency in s: a prior. Gradients are reduced in the host's memory for every
+kind of device, so it is the same for CPUs and GPUs, whatever the host's network is. Rounded from
+the middle of 21 measurements on a two-core machine, idle and busy: 0.56 (0.24 to 1.23) GB/s, 0.29
+(0.11 to 3.1) ms; `tests/benchmarks/all_reduce.py` measures and prints the link of the machine it
+runs on.
+"""
 # The interval of a time that follows from a prior, or from the network as the pool file states it.
 _UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0
 
@@ -44,22 +48,25 @@ class RingShape(NamedTuple):
     """All ranks."""
     network: tuple[float, float] | None = None
     """The slowest link between the machines: bandwidth in bytes/s, latency in s.
-    None: the fastest of the pool."""
+    None: the fastest of the pool (for lower bounds)."""
+    inner: tuple[float, float] | None = None
+    """The slowest link inside a machine with several ranks. None: the fastest of the pool."""
 
 
 class CollectiveModel:
-    """The time of collectives on machines whose fastest network has this bandwidth and latency."""
+    """The time of collectives on some machines.
 
-    def __init__(self, estimate: Estimate, bandwidth_bytes_per_s: float, latency_s: float) -> None:
+    `networks` and `inner` are the links between and inside all of them: bandwidth, latency.
+    """
+
+    def __init__(
+        self,
+        estimate: Estimate,
+        networks: Sequence[tuple[float, float]],
+        inner: Sequence[tuple[float, float]],
+    ) -> None:
         self._estimate = estimate
-        self._network = Link(
-            bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, spread=0.0
-        )
-        self._inside = Link(
-            bandwidth_bytes_per_s=max(_LOOPBACK.bandwidth_bytes_per_s, bandwidth_bytes_per_s),
-            latency_s=min(_LOOPBACK.latency_s, latency_s),
-            spread=0.0,
-        )
+        self._network, self._inner = _fastest(networks), _fastest(inner)
         self.lower_bounds: dict[object, Any] = {}
         """cache for `search.collective_bound`, which needs the same times in each search"""
 
@@ -77,21 +84,19 @@ class CollectiveModel:
     def _all_reduces(self, size: float, pieces: int, ring: RingShape) -> Triple:
         """The time of consecutive sums: the slower of inside and between machines."""
         estimate, found = self._estimate, Triple(0.0, 0.0, 0.0)
-        if ring.here > 1 and estimate.local_link is not None:
-            agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ring.total)
+        measured = estimate.local_link if ring.here > 1 else None
+        if measured is not None:
+            agreed = all_reduce(measured, FIGURES_BYTES, ring.total)
             local = on_cycle(
-                all_reduces(estimate.local_link, size, pieces, ring.total),
-                estimate.cycle_s,
-                agreed,
+                all_reduces(measured, size, pieces, ring.total), estimate.cycle_s, agreed
             )
             found = Triple(local.median, local.low, local.high)
-        elif max(ring.here, ring.widest) > 1:
-            found = _unmeasured(all_reduces(self._inside, size, pieces, ring.total).median)
+        if ring.widest > 1 or (ring.here > 1 and measured is None):
+            link = _link(*(ring.inner or self._inner))
+            inside = _unmeasured(all_reduces(link, size, pieces, ring.total).median)
+            found = Triple(*map(max, found, inside))
         if ring.machines > 1:
-            link = self._network
-            if ring.network is not None:
-                bandwidth, latency = ring.network
-                link = Link(bandwidth_bytes_per_s=bandwidth, latency_s=latency, spread=0.0)
+            link = _link(*(ring.network or self._network))
             between = _unmeasured(all_reduces(link, size, pieces, ring.total).median)
             found = Triple(*map(max, found, between))
         return found
@@ -99,3 +104,12 @@ class CollectiveModel:
 
 def _unmeasured(median: float) -> Triple:
     return Triple(median, median * _UNMEASURED_LOW, median * _UNMEASURED_HIGH)
+
+
+def _link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:
+    return Link(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, spread=0.0)
+
+
+def _fastest(links: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The highest bandwidth and the lowest latency."""
+    return max(one[0] for one in links), min(one[1] for one in links)

@@ -52,9 +52,24 @@ def placements(topology: Topology, counts: Sequence[int]) -> list[Placement]:
         if not found or total < found[-1].ring.machines:
             on_one = max((-(-used[number] // taken[number]) for number in remote), default=0)
             network = slowest if total > 1 else None
-            ring = RingShape(total, on_one, here, sum(used.values()), network)
+            inner = _inner(topology, [one for one in used if used[one] > taken[one]])
+            ring = RingShape(total, on_one, here, sum(used.values()), network, inner)
             found.append(Placement(ring, tuple(sorted(taken.items()))))
     return found
+
+
+def _inner(topology: Topology, several: Sequence[int]) -> tuple[float, float] | None:
+    """The slowest link inside machines of these sites, without this machine's if it was measured.
+
+    None: there is none.
+    """
+    measured = topology.model.estimate.local_link is not None
+    links = [
+        topology.sites[number].inner
+        for number in several
+        if not (measured and topology.sites[number].local)
+    ]
+    return (min(one[0] for one in links), max(one[1] for one in links)) if links else None
 
 
 def sharing_memory(

@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.tasks.allocate.plan.collectives import CollectiveModel
+from trainwright.tasks.allocate.plan.collectives import INNER, CollectiveModel
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.kinds import Kind
-from trainwright.tasks.spec.pool import Device, Network
+from trainwright.tasks.spec.pool import Device, Pool
 
 THIS_MACHINE = "this machine"
 """The machine of every local device, at any address in the pool file."""
 Inventory = tuple[tuple[int, int], ...]
 """Kind and number of devices of a machine."""
+Links = tuple[tuple[float, float], tuple[float, float]]
+"""Bandwidth in bytes/s and latency in s, between machines and inside a machine."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Site:
     """Devices on each machine, by kind."""
     network: tuple[float, float]
     """Bandwidth in bytes/s, latency in s."""
+    inner: tuple[float, float]
+    """The same inside a machine, where it was not measured."""
 
     @property
     def size(self) -> int:
@@ -69,16 +73,15 @@ class Topology:
             machine.setdefault(kind.index, []).append(device)
         self.devices = machines
         """By machine and kind."""
-        networks = self._networks(devices)
-        alike: dict[tuple[str | None, tuple[float, float], Inventory], list[str]] = {}
+        links = _links(model.pool)
+        alike: dict[tuple[str | None, Links, Inventory], list[str]] = {}
         for name, held in machines.items():
             own = apart or name == THIS_MACHINE
             inventory = tuple(sorted((index, len(some)) for index, some in held.items()))
-            key = (name if own else None, _ends(networks[name]), inventory)
-            alike.setdefault(key, []).append(name)
+            alike.setdefault((name if own else None, links[name], inventory), []).append(name)
         self.sites = [
-            Site(tuple(names), names[0] == THIS_MACHINE, dict(inventory), ends)
-            for (_, ends, inventory), names in alike.items()
+            Site(tuple(names), names[0] == THIS_MACHINE, dict(inventory), network, inner)
+            for (_, (network, inner), inventory), names in alike.items()
         ]
         self.groups = [
             Group(number, kinds[index], count * len(site.machines))
@@ -87,22 +90,10 @@ class Topology:
         ]
         self.kinds = [kinds[index] for index in sorted(kinds)]
         self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
-        fastest = [*networks.values()] or [model.pool.network]
+        used = [links[name] for name in machines] or [*links.values()]
         self.collectives = CollectiveModel(
-            model.estimate,
-            max(one.bandwidth for one in fastest),
-            min(one.latency for one in fastest),
+            model.estimate, [network for network, _ in used], [inner for _, inner in used]
         )
-
-    def _networks(self, devices: Sequence[Device]) -> dict[str, Network]:
-        """The network of each machine: the slowest of its hosts' networks."""
-        networks = self.model.pool.networks()
-        hosts = {device.host: machine_of(device) for device in devices}
-        found: dict[str, Network] = {}
-        for host, machine in hosts.items():
-            network = networks[host]
-            found[machine] = network.slower(found[machine]) if machine in found else network
-        return found
 
     @functools.cached_property
     def most_sharing_memory(self) -> int:
@@ -171,5 +162,17 @@ def machine_of(device: Device) -> str:
     return THIS_MACHINE if device.local else device.address
 
 
-def _ends(network: Network) -> tuple[float, float]:
-    return network.bandwidth, network.latency
+def _links(pool: Pool) -> dict[str, Links]:
+    """The links between and inside machines, by machine: the slowest of its hosts'."""
+    networks, found = pool.networks(), dict[str, Links]()
+    machines = {device.host: machine_of(device) for device in pool.devices()}
+    for host in pool.hosts:
+        name, network = machines[host.name], networks[host.name]
+        inner = (host.inner.bandwidth or INNER[0], host.inner.latency or INNER[1])
+        one = ((network.bandwidth, network.latency), inner)
+        found[name] = tuple(map(_slower, found[name], one)) if name in found else one  # type: ignore[assignment]
+    return found
+
+
+def _slower(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return min(one[0], other[0]), max(one[1], other[1])

@@ -35,6 +35,7 @@ class CollectiveBound:
 
         self.topology, self.width = topology, width
         self._z = topology.model.z
+        self._one_machine = width[1] == 0
         sites = topology.sites
         self.machines = np.array([len(site.machines) for site in sites])
         self._local = np.array([site.local for site in sites], dtype=bool)
@@ -142,14 +143,11 @@ class CollectiveBound:
         return self._named(np.maximum(self._least[:, ranks], found))
 
     def _by_ranks(self, machines: int, here: int, max_ranks: int, elsewhere: bool) -> Any:
-        """`_ends` for 0 to `max_ranks` ranks.
-
-        They do not depend on the width, so all searches of a topology share them.
-        """
+        """`_ends` for 0 to `max_ranks` ranks; all searches of a topology share them."""
         import numpy as np
 
         kept = self.topology.collectives.lower_bounds
-        key = (machines, here, max_ranks, elsewhere)
+        key = (machines, here, max_ranks, elsewhere, self._one_machine)
         if key not in kept:
             kept[key] = np.array(
                 [self._ends(machines, here, total, elsewhere) for total in range(max_ranks + 1)]

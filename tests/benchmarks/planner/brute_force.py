@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.estimator.quantiles import NINETY, normal_quantile
-from trainwright.tasks.allocate.plan.collectives import RingShape
+from trainwright.tasks.allocate.plan.collectives import INNER, RingShape
 from trainwright.tasks.allocate.plan.cost import BACKWARD, START_S, CostModel
 from trainwright.tasks.allocate.plan.kinds import Kind
 from trainwright.tasks.allocate.plan.topology import Topology, machine_of
@@ -68,13 +68,18 @@ def every_configuration(
                     yield one
 
 
-def slowest_network(
-    model: CostModel, devices: list[Device], machines: Iterable[str]
-) -> tuple[float, float]:
+def slowest(
+    model: CostModel, machines: Iterable[str], *, inner: bool
+) -> tuple[float, float] | None:
     """The lowest bandwidth and the highest latency of all hosts of these machines."""
-    of = model.pool.networks()
-    networks = [of[device.host] for device in devices if machine_of(device) in machines]
-    return min(one.bandwidth for one in networks), max(one.latency for one in networks)
+    pool, found = model.pool, []
+    of, machine = pool.networks(), {device.host: machine_of(device) for device in pool.devices()}
+    for host in pool.hosts:
+        if machine[host.name] in machines:
+            between = (of[host.name].bandwidth, of[host.name].latency)
+            inside = (host.inner.bandwidth or INNER[0], host.inner.latency or INNER[1])
+            found.append(inside if inner else between)
+    return (min(one[0] for one in found), max(one[1] for one in found)) if found else None
 
 
 def fits(model: CostModel, kind: Kind, batch: int, accumulation: int, sharing: int) -> bool:
@@ -122,7 +127,11 @@ def tried(
     if not len(splits):
         return None
     machines = Counter(machine_of(device) for device in chosen)
-    network = slowest_network(model, devices, set(machines)) if len(machines) > 1 else None
+    network = slowest(model, set(machines), inner=False) if len(machines) > 1 else None
+    several = {name for name, ranks in machines.items() if ranks > 1}
+    if model.estimate.local_link is not None:
+        several.discard("this machine")
+    inner = slowest(model, several, inner=True)
     here = machines.pop("this machine", 0)
     ring = RingShape(
         len(machines) + (here > 0),
@@ -130,6 +139,7 @@ def tried(
         here,
         len(chosen),
         network,
+        inner,
     )
     total, tail = topology.collectives.time(ring)
     sizes = range(1, batch + 1)

@@ -20,6 +20,7 @@ from trainwright.tasks.spec.pool import Pool
 
 NOW = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 SLOW = {"bandwidth": "200Mbit", "latency": "5ms"}
+FAST = {"bandwidth": "50Gbit", "latency": "10us"}
 TYPES = ("nvidia-t4", "nvidia-a10", "nvidia-l4", "cpu")
 
 
@@ -81,6 +82,9 @@ def small_cases(draw: Any) -> Case:
                 "devices": [{"type": one} for one in chosen],
                 "network": draw(
                     st.sampled_from([{}, {}, {"bandwidth": "100Mbit"}, {"latency": "20ms"}, SLOW])
+                ),
+                "inner": draw(
+                    st.sampled_from([{}, {}, {"bandwidth": "50Gbit", "latency": "10us"}])
                 ),
                 "available": draw(
                     st.sampled_from([None, None, None, "11:00-12:01", "08:00-13:00", "13:00-14:00"])
