@@ -165,8 +165,9 @@ class CollectiveBound:
             return np.zeros(4)
         if machines > 1:
             rings = [RingShape(2, 0, min(here, 2), total)]
-        else:  # one machine, or several, which are not faster than one other than this
-            rings = [RingShape(1, total, 0, total)] if here < 2 else []
+        else:  # one machine, or several: a network may be faster than the link inside a machine
+            rings = [] if self._one_machine else [RingShape(2, 0, min(here, 2), total)]
+            rings += [RingShape(1, total, 0, total)] if here < 2 else []
             rings += [] if elsewhere else [RingShape(1, 0, total, total)]
         found = [self.topology.collectives.time(ring) for ring in rings]
         return np.min(
