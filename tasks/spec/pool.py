@@ -145,7 +145,7 @@ class Host(Document):
     inner: HostNetwork = Field(
         default=HostNetwork(),
         description="bandwidth and latency between two training processes on this host; "
-        "default: 4 Gbit and 0.3 ms; on this machine, as measured",
+        "default: 4 Gbit and 0.3 ms, or its network if faster; on this machine, as measured",
     )
     python: str | None = matching(
         r"^/",

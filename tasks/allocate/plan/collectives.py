@@ -27,7 +27,8 @@ INNER = (0.5e9, 0.3e-3)
 """The link between two ranks of a machine, unless it was measured or the pool file states it.
 
 Bandwidth in bytes/s, latency in s: a prior. Gradients are reduced in the host's memory for every
-kind of device, so it is the same for CPUs and GPUs, whatever the host's network is. Rounded from
+kind of device, so it is the same for CPUs and GPUs. If the host's own network is faster, so is this
+link. Rounded from
 the middle of 21 measurements on a two-core machine, idle and busy: 0.56 (0.24 to 1.23) GB/s, 0.29
 (0.11 to 3.1) ms; `tests/benchmarks/all_reduce.py` measures and prints the link of the machine it
 runs on.

@@ -168,7 +168,10 @@ def _links(pool: Pool) -> dict[str, Links]:
     machines = {device.host: machine_of(device) for device in pool.devices()}
     for host in pool.hosts:
         name, network = machines[host.name], networks[host.name]
-        inner = (host.inner.bandwidth or INNER[0], host.inner.latency or INNER[1])
+        inner = (
+            host.inner.bandwidth or max(INNER[0], network.bandwidth),
+            host.inner.latency or min(INNER[1], network.latency),
+        )
         one = ((network.bandwidth, network.latency), inner)
         found[name] = tuple(map(_slower, found[name], one)) if name in found else one  # type: ignore[assignment]
     return found

@@ -77,7 +77,10 @@ def slowest(
     for host in pool.hosts:
         if machine[host.name] in machines:
             between = (of[host.name].bandwidth, of[host.name].latency)
-            inside = (host.inner.bandwidth or INNER[0], host.inner.latency or INNER[1])
+            inside = (
+                host.inner.bandwidth or max(INNER[0], between[0]),
+                host.inner.latency or min(INNER[1], between[1]),
+            )
             found.append(inside if inner else between)
     return (min(one[0] for one in found), max(one[1] for one in found)) if found else None
 

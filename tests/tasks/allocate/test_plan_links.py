@@ -191,3 +191,34 @@ def test_an_estimate_stored_without_a_link_is_readable() -> None:
         "calibrations": {},
     }
     assert Estimate.model_validate(old).local_link is None
+
+
+FAST, SLOW_NET = {"bandwidth": "100Gbit"}, {"bandwidth": "1Gbit"}
+
+
+def test_another_hosts_network_does_not_change_the_link_inside_a_host() -> None:
+    host = {"name": "a", "address": "10.0.0.1", "network": SLOW_NET}
+    host |= {"devices": [{"type": "cpu", "cores": 1.0, "count": 2}]}
+    other = host | {"name": "b", "address": "10.0.0.2", "network": FAST}
+    both = {"devices": {"min_count": 2, "hosts": ["a"]}, "train": {"global_batch_size": 64}}
+    alone = plan({"hosts": [host]}, **both)
+    beside = plan({"hosts": [host, other]}, **both)
+    assert alone.predicted == beside.predicted
+    inner = plan({"hosts": [host | {"inner": {"bandwidth": "100Gbit", "latency": "1us"}}]}, **both)
+    assert inner.predicted is not None
+    assert alone.predicted is not None
+    assert inner.predicted.step_time_s.median < alone.predicted.step_time_s.median
+
+
+def test_two_hosts_at_one_address_have_the_slower_network_whichever_is_used() -> None:
+    one = {"name": "a", "address": "10.0.0.1", "network": SLOW_NET}
+    one |= {"devices": [{"type": "cpu", "cores": 1.0}]}
+    same = one | {"name": "b", "network": FAST}
+    other = one | {"name": "c", "address": "10.0.0.2", "network": FAST}
+    chosen = {"min_count": 2, "ids": ["b/cpu-0", "c/cpu-0"]}
+    size = {"global_batch_size": 64}
+    found = plan({"hosts": [one, same, other]}, devices=chosen, train=size)
+    apart = plan({"hosts": [same, other]}, devices=chosen, train=size)
+    assert found.predicted is not None
+    assert apart.predicted is not None
+    assert found.predicted.step_time_s.median > apart.predicted.step_time_s.median
