@@ -46,7 +46,7 @@ run: setup ## train the digits example, all steps, through Airflow
 	$(BIN)/trainwright run dags/jobs/digits.yaml
 
 test: setup ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
+	$(BIN)/python -m pytest -m "not slow" $(BESIDE) $(OPTIONS)
 
 test-all: setup setup-system ## run all tests; a test that is skipped fails
 	$(BIN)/python -m pytest -m "not slow" --no-skips $(BESIDE)
