@@ -8,7 +8,7 @@ PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports; the lock file has the versions.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 # Test files run in parallel, the longest first (tests/conftest.py).
-BESIDE := -n auto --dist loadfile --no-loadscope-reorder
+BESIDE := -n logical --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
 RETRIES := -o Acquire::Retries=3
