@@ -160,6 +160,6 @@ ATTACKS = {
         "        try: os.write(int(name), b'{\"error\": 5}')\n"
         "        except OSError: pass\n"
         "os._exit(0)",
-        "its own answer",
+        "something other than a structure",
     ),
 }

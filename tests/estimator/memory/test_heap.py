@@ -6,6 +6,7 @@ import itertools
 import json
 import platform
 import random
+import statistics
 import subprocess
 import sys
 
@@ -146,8 +147,12 @@ def test_the_model_takes_about_as_much_memory_as_malloc(seed: int) -> None:
         else:
             chunks[number] = heap.memalign(size) if what == "block" else heap.malloc(size)
     command = [sys.executable, "-c", _REAL]
-    done = subprocess.run(
-        command, input=json.dumps(plan), capture_output=True, text=True, check=True, env={}
+    real = statistics.median(  # where the kernel puts the heap is random
+        int(
+            subprocess.run(  # without thresholds from the environment
+                command, input=json.dumps(plan), capture_output=True, text=True, check=True, env={}
+            ).stdout
+        )
+        for _ in range(3)
     )
-    real = int(done.stdout)  # without thresholds from the environment
     assert heap.high_bytes == pytest.approx(real, rel=0.2)
