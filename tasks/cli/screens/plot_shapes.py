@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
 
-CHARACTER = 6.5
-"""Width of a character of text, at most on average."""
+CHARACTER = 6.6
+"""Width of a character of text, on average: 0.6 of its height."""
 Point = tuple[float, float]
 
 
