@@ -93,7 +93,7 @@ class Basis(FrozenModel):
 
 
 class DeviceCurve(FrozenModel):
-    """A model's training step on one kind of device (type, cores, speed).
+    """A model's training step on one kind of device: type, cores, speed, and whose memory it uses.
 
     `step_time_s` and `peak_memory_bytes` are lines over the batch size; `time_knots` and
     `memory_knots`, if known, are exact. The 90 % interval of the time is the median times
@@ -108,6 +108,14 @@ class DeviceCurve(FrozenModel):
     device_type: str
     cores: float | None = None
     speed: float | None = None
+    local: bool | None = Field(
+        default=None,
+        description="for devices that use their host's memory: whether the host is this machine; "
+        "None: any host",
+    )
+    host_memory_bytes: float | None = Field(
+        default=None, description="stated memory of the host, if the device uses it"
+    )
     mode: Mode
     coverage: float = Field(
         ge=0, le=1, description="share of the step's cost in operations seen in calibration"

@@ -173,7 +173,8 @@ def _one_more(
     for device in first[:_MAX_KINDS]:
         better = problem.with_one_more(device).least(goal, limits)
         if better is not None and (value := rounded_up(better.value(goal))) < nearest:
-            found[next(iter(device_counts([device])))] = value
+            name = next(iter(device_counts([device])))
+            found[name] = min(value, found.get(name, math.inf))
     return found
 
 

@@ -28,7 +28,7 @@ def planner(run: Run, data: DataSchema) -> Planner:
 
     def plan(devices: list[Device]) -> Plan:
         found = run.read(Estimate)
-        if not all(device.variant in _kinds(found) for device in devices):
+        if len(_known(devices, found)) < len(devices):
             pool = load_pool(job.pool).name
             progress.emit(
                 "notice",
@@ -43,13 +43,11 @@ def planner(run: Run, data: DataSchema) -> Planner:
     return plan
 
 
-def _kinds(estimate: Estimate) -> set[tuple[str, float | None, float | None]]:
-    return {(curve.device_type, curve.cores, curve.speed) for curve in estimate.curves}
-
-
 def _known(devices: list[Device], estimate: Estimate) -> list[Device]:
     # the pool may have changed after the estimate
-    return [device for device in devices if device.variant in _kinds(estimate)]
+    kinds = {device.variant: device for device in devices}
+    known = {variant for variant, device in kinds.items() if estimate.find(device) is not None}
+    return [device for device in devices if device.variant in known]
 
 
 def replanner(run: Run, data: DataSchema) -> Planner:
@@ -65,9 +63,7 @@ def replanner(run: Run, data: DataSchema) -> Planner:
         before = run.read(Plan)
         train = job.train.model_copy(update={"global_batch_size": before.global_batch_size})
         lost, pool = ", ".join(gone(before, job)), load_pool(job.pool)
-        if not estimated or not all(
-            device.variant in _kinds(run.read(Estimate)) for device in devices
-        ):
+        if not estimated or len(_known(devices, run.read(Estimate))) < len(devices):
             why = f"pool {pool.name} no longer has {lost} as planned; " if lost else ""
             progress.emit("notice", message=f"plan: {why}planning again")
             estimated = True

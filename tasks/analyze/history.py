@@ -13,7 +13,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.estimator.curves import DeviceCurve
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.runs.artefacts import (
     Estimate,
@@ -208,11 +207,7 @@ def predicted_and_measured(
             if guess is not None:
                 rows.append(_compared(name, unit, guess.median, guess.low, guess.high, seen))
     for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
-        curve = (
-            next((one for one in estimate.curves if _variant(one) == planned.variant), None)
-            if estimate
-            else None
-        )
+        curve = estimate.find(planned) if estimate else None
         if curve is not None:  # the devices of a replayed plan may not be in the estimate
             # The memory of a micro-batch, plus the accumulated gradients (see
             # `CostModel.memory_bytes`).
@@ -235,10 +230,6 @@ def predicted_and_measured(
                     )
                 )
     return rows
-
-
-def _variant(curve: DeviceCurve) -> tuple[str, float | None, float | None]:
-    return curve.device_type, curve.cores, curve.speed
 
 
 def _compared(

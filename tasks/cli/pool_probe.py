@@ -40,7 +40,8 @@ try:
 except OSError:
     pass
 cores, name = len(os.sched_getaffinity(0)), os.uname().nodename
-print(json.dumps({"cores": cores, "gpus": gpus, "name": name}))
+memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+print(json.dumps({"cores": cores, "gpus": gpus, "name": name, "memory_bytes": memory}))
 """
 
 
@@ -56,7 +57,16 @@ def probe(addresses: list[str], settings: Settings) -> Pool:
     for address in addresses or ["localhost"]:
         found = _ask(address, settings)
         name = "localhost" if not addresses else _name(found["name"], {host.name for host in hosts})
-        hosts.append(Host(name=name, address=address, devices=_entries(found, address)))
+        # The memory of this machine is measured when a plan is made.
+        size = f"{found['memory_bytes'] >> 20}MiB" if address != "localhost" else None
+        hosts.append(
+            Host(
+                name=name,
+                address=address,
+                devices=_entries(found, address),
+                memory=size,  # type: ignore[arg-type]
+            )
+        )
     return Pool(name="probed", hosts=hosts)
 
 
@@ -90,6 +100,7 @@ def _ask(address: str, settings: Settings) -> dict[str, Any]:
             "cores": int(document["cores"]),
             "gpus": list(document["gpus"]),
             "name": str(document["name"]),
+            "memory_bytes": int(document["memory_bytes"]),
         }
     except (ValueError, IndexError, KeyError, TypeError):
         raise unreachable(address, f"answered {done.stdout[:80]!r}", settings) from None

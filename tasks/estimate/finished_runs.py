@@ -76,9 +76,8 @@ def _finding(
     For a step of `pieces` micro-batches, the values are of one micro-batch, without the accumulated
     gradients. `steps` is the number of steps with the device's final batch size.
     """
-    try:
-        curve = predicted.curve(planned)
-    except KeyError:  # a replayed plan, made for other devices
+    curve = predicted.find(planned)
+    if curve is None:  # a replayed plan, made for other devices
         return None
     if planned.type == "cpu" and not planned.local:  # the host may have another processor
         return None

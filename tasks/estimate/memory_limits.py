@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from trainwright.estimator.curves import DeviceCurve
 from trainwright.tasks.runs.artefacts import Estimate, Plan
 from trainwright.tasks.runs.run import Run
-
-Variant = tuple[str, float | None, float | None]
+from trainwright.tasks.spec.pool import Variant
 
 
 def note(run: Run, plan: Plan, most_batch_sizes: Mapping[str, int]) -> None:
@@ -41,4 +40,6 @@ def _limited(estimate: Estimate, seen: Mapping[Variant, int]) -> Estimate:
 
 
 def _variant(curve: DeviceCurve) -> Variant:
-    return curve.device_type, curve.cores, curve.speed
+    return Variant(
+        curve.device_type, curve.cores, curve.speed, curve.local, curve.host_memory_bytes
+    )

@@ -42,21 +42,25 @@ def estimate(
     one among `calibrations`, CPUs are measured, and GPUs are predicted by their datasheets. A curve
     describes a step of training: it includes the training loop's time if the calibration has it.
 
-    CPUs of this machine are limited by its memory and the container's. CPUs of other hosts are
-    predicted as if they were this machine's; their memory limit is this machine's if it has the
-    same kind, else unknown. Notices say so.
+    CPUs of this machine are limited by its memory, the container's, and what the pool states. CPUs
+    of other hosts are predicted as if they were this machine's; their memory is what the pool
+    states, else unknown. Notices say so.
 
     If two or more devices are on this machine, the link between its ranks is measured. `backend`
     is the job's library for collectives. `finished` runs correct the curves of their device
     types. `store` is the URI of the store with calibrations of other machines.
     """
-    here = {one.variant for one in devices if one.local}
     if far := sorted(
-        {one.host for one in devices if one.type in HOST_MEMORY_TYPES and one.variant not in here}
+        {
+            one.host
+            for one in devices
+            if one.type in HOST_MEMORY_TYPES and not one.local and one.host_memory_bytes is None
+        }
     ):
         progress.emit(
             "notice",
-            message=f"memory of {', '.join(far)}: unknown; plans assume that it is enough",
+            message=f"memory of {', '.join(far)}: unknown; plans assume that it is enough "
+            "(state it as memory of the host in the pool file)",
         )
     if unlike := sorted({one.host for one in devices if one.type == "cpu" and not one.local}):
         progress.emit(
@@ -65,9 +69,7 @@ def estimate(
         )
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
-    for device in {
-        device.variant: device for device in sorted(devices, key=lambda one: one.local)
-    }.values():
+    for device in {device.variant: device for device in devices}.values():
         threads = device.threads
         name = _measured_as(device.type, threads)
         calibration = known.get(name)
@@ -86,8 +88,9 @@ def estimate(
         )
         if calibration is not None and calibration.loop is not None:
             curve = in_training(curve, structure, calibration.loop)
-        if curve.memory_limit_bytes is None and device.local:
-            curve = curve.model_copy(update={"memory_limit_bytes": float(usable_memory_bytes())})
+        if device.type in HOST_MEMORY_TYPES:
+            where = {"local": device.local, "host_memory_bytes": device.host_memory_bytes}
+            curve = curve.model_copy(update={**where, "memory_limit_bytes": _memory(device)})
         curves.append(learn(curve, finished))
     horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}
@@ -103,6 +106,13 @@ def estimate(
         else None,
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )
+
+
+def _memory(device: Device) -> float | None:
+    """Memory of the host of a CPU: what is usable here, and what the pool states; None: unknown."""
+    known = [float(usable_memory_bytes())] if device.local else []
+    stated = device.host_memory_bytes
+    return min([*known, *([stated] if stated is not None else [])], default=None)
 
 
 def _measured_as(device_type: str, threads: int) -> str:

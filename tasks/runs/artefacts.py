@@ -134,10 +134,21 @@ class Estimate(Artefact):
 
     def curve(self, device: Device) -> DeviceCurve:
         """The curve for a device. Raises KeyError if there is none."""
+        found = self.find(device)
+        if found is None:
+            raise KeyError(device.variant)
+        return found
+
+    def find(self, device: Device) -> DeviceCurve | None:
+        """The curve for a device; None if there is none."""
+        kind = device.variant
         for curve in self.curves:
-            if (curve.device_type, curve.cores, curve.speed) == device.variant:
+            where = (curve.local, curve.host_memory_bytes)
+            if (curve.device_type, curve.cores, curve.speed) == kind[:3] and (
+                curve.local is None or where == kind[3:]
+            ):
                 return curve
-        raise KeyError(device.variant)
+        return None
 
 
 class StepShares(Value):

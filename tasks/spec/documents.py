@@ -336,6 +336,7 @@ _KINDS_OF_UNIONS = {
 
 
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -358,6 +359,13 @@ def _bandwidth(value: Any) -> float:
     if not 125.0 * (1 - 1e-9) <= rate <= 125e12:  # a written value may be rounded
         raise ValueError("1kbit to 1000000Gbit, such as 10Gbit")
     return rate
+
+
+def _memory(value: Any) -> float:
+    size = _measure(value, _SIZES, "64GiB")
+    if not 1e6 <= size <= 1e15:
+        raise ValueError("1MB to 1000TB, such as 64GiB")
+    return size
 
 
 def _latency(value: Any) -> float:
@@ -394,6 +402,14 @@ Bandwidth = Annotated[
     _text_schema("10Gbit"),
 ]
 """Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""
+
+Memory = Annotated[
+    float,
+    BeforeValidator(_memory),
+    PlainSerializer(lambda size: f"{size / 2**30!r}GiB", return_type=str),
+    _text_schema("64GiB"),
+]
+"""Bytes, written with a unit: 500MB, 64GiB."""
 
 Latency = Annotated[
     float,

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
     BeforeValidator,
@@ -29,6 +29,7 @@ from trainwright.tasks.spec.documents import (
     Bandwidth,
     Document,
     Latency,
+    Memory,
     matching,
     parse_text,
     read_mapping,
@@ -147,6 +148,11 @@ class Host(Document):
         description="bandwidth and latency between two training processes on this host; "
         "default: 4 Gbit and 0.3 ms, or its network if faster; on this machine, as measured",
     )
+    memory: Memory | None = Field(
+        default=None,
+        description="main memory for training, such as 64GiB; default: unknown; on this machine, "
+        "what is usable",
+    )
     python: str | None = matching(
         r"^/",
         "an absolute path, such as /opt/trainwright/bin/python",
@@ -254,7 +260,7 @@ class Pool(Document):
 
     def devices(self) -> list[Device]:
         """Every device, in the order of the file. Ids are stable while the file is unchanged."""
-        found = []
+        found, memory = [], self._memory()
         for host in self.hosts:
             numbers: dict[str, int] = {}
             for entry in host.devices:
@@ -269,8 +275,20 @@ class Pool(Document):
                             index=number,
                             cores=entry.cores if entry.type != "cpu" else entry.cores or 1.0,
                             speed=entry.speed,
+                            host_memory_bytes=memory.get(_machine(host.address))
+                            if entry.type in HOST_MEMORY_TYPES
+                            else None,
                         )
                     )
+        return found
+
+    def _memory(self) -> dict[str, float]:
+        """Stated memory by machine; the least, if hosts with the same address state several."""
+        found: dict[str, float] = {}
+        for host in self.hosts:
+            if host.memory is not None:
+                machine = _machine(host.address)
+                found[machine] = min(host.memory, found.get(machine, math.inf))
         return found
 
     def networks(self) -> dict[str, Network]:
@@ -294,6 +312,19 @@ class Pool(Document):
         ]
 
 
+class Variant(NamedTuple):
+    """Devices that are equal in these have the same curve.
+
+    `local` and `host_memory_bytes` are None for devices with a memory of their own.
+    """
+
+    type: str
+    cores: float | None
+    speed: float | None
+    local: bool | None
+    host_memory_bytes: float | None
+
+
 class Device(Document):
     """One device of a pool. `index` counts the devices of its type on its host."""
 
@@ -304,11 +335,15 @@ class Device(Document):
     index: int
     cores: float | None = None
     speed: float | None = None
+    host_memory_bytes: float | None = Field(
+        default=None, description="stated memory of the host, if the device uses it"
+    )
 
     @property
-    def variant(self) -> tuple[str, float | None, float | None]:
-        """Type, cores, speed: devices that are equal in these take the same time."""
-        return (self.type, self.cores, self.speed)
+    def variant(self) -> Variant:
+        """What decides which curve describes the device."""
+        local = self.local if self.type in HOST_MEMORY_TYPES else None
+        return Variant(self.type, self.cores, self.speed, local, self.host_memory_bytes)
 
     @property
     def threads(self) -> int:
@@ -327,9 +362,14 @@ class Device(Document):
         A GPU belongs to the machine, whatever a pool calls the host. A CPU device is a part of a
         machine that the pool defines, so its name contains the pool's name of the host.
         """
-        machine = LOCAL_ADDRESSES[0] if self.local else self.address
+        machine = _machine(self.address)
         name = self.id if self.type in HOST_MEMORY_TYPES else f"{self.type}-{self.index}"
         return f"device {machine} {name}"
+
+
+def _machine(address: str) -> str:
+    """The machine at an address: all addresses of this machine are one."""
+    return LOCAL_ADDRESSES[0] if address in LOCAL_ADDRESSES else address
 
 
 def load_pool(path: str | Path | None) -> Pool:

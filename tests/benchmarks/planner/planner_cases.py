@@ -60,6 +60,23 @@ def data_of(rows: int) -> DataSchema:
     )
 
 
+def curves_on_hosts(draw: Any, curve: DeviceCurve, pool: dict[str, Any]) -> list[DeviceCurve]:
+    """One curve for each variant of the pool's CPUs, limited by its host's memory."""
+    variants = {one.variant: None for one in Pool.model_validate(pool).devices()}
+    return [
+        curve.model_copy(
+            update={
+                "local": one.local,
+                "host_memory_bytes": one.host_memory_bytes,
+                "memory_limit_bytes": one.host_memory_bytes
+                or draw(st.sampled_from([None, 4e8, 1.5e9])),
+            }
+        )
+        for one in variants
+        if one.type == "cpu"
+    ]
+
+
 @st.composite
 def small_cases(draw: Any) -> Case:
     """Up to six devices of up to three types on up to three machines."""
@@ -86,6 +103,7 @@ def small_cases(draw: Any) -> Case:
                 "inner": draw(
                     st.sampled_from([{}, {}, {"bandwidth": "50Gbit", "latency": "10us"}])
                 ),
+                "memory": draw(st.sampled_from([None, None, "1GB", "4GB"])),
                 "available": draw(
                     st.sampled_from([None, None, None, "11:00-12:01", "08:00-13:00", "13:00-14:00"])
                 ),
@@ -133,6 +151,11 @@ def small_cases(draw: Any) -> Case:
                 energy_source="datasheet",
             )
         )
+    curves = [
+        on_host
+        for one in curves
+        for on_host in (curves_on_hosts(draw, one, pool) if one.device_type == "cpu" else [one])
+    ]
     rows = draw(st.integers(40, 400))
     devices = sum(len(host["devices"]) for host in hosts)  # type: ignore[arg-type, misc]
     largest = (40, 40, 24, 12, 9, 8)[devices - 1]  # every split of the batch is enumerated

@@ -94,6 +94,7 @@ def test_a_host_with_a_known_key_reports_its_devices(
     here = probe([], doors.settings()).hosts[0].devices
     found = pool.hosts[0].devices
     assert [device.type for device in found] == [device.type for device in here]
+    assert (pool.hosts[0].memory or 0) > 2**30
 
 
 def test_the_command_writes_a_pool_file_that_the_next_command_reads(

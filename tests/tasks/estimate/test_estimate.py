@@ -26,7 +26,7 @@ from trainwright.tasks.estimate import link
 from trainwright.tasks.estimate.calibrate import calibrate
 from trainwright.tasks.estimate.pool_estimate import estimate
 from trainwright.tasks.runs.artefacts import Estimate
-from trainwright.tasks.spec.pool import Device, Power
+from trainwright.tasks.spec.pool import Device, Pool, Power
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +161,21 @@ def test_local_memory_is_a_limit_and_a_notice_says_that_other_hosts_memory_is_un
     assert said.startswith("memory of there: unknown")
     alike = far.model_copy(update={"speed": 2.0})
     for order in ([here, alike], [alike, here]):
-        assert (
-            estimate(structure, order, settings=doors.settings()).curve(here).memory_limit_bytes
-            == usable_memory_bytes()
-        )
-    assert len(heard) == 1  # devices of this machine's kind get this machine's memory
+        found = estimate(structure, order, settings=doors.settings())
+        assert found.curve(here).memory_limit_bytes == usable_memory_bytes()
+        assert found.curve(alike).memory_limit_bytes is None
+
+
+def test_stated_memory_limits_the_devices_of_its_host_alone(structure: Structure) -> None:
+    entry = [{"type": "emulated", "speed": 1.0}]
+    far = {"name": "far", "address": "10.0.0.7", "memory": "64GiB", "devices": entry}
+    unknown = {"name": "unknown", "address": "10.0.0.8", "devices": entry}
+    here = {"name": "here", "memory": "1GB", "devices": entry}
+    pool = Pool.model_validate({"name": "p", "hosts": [far, unknown, here]})
+    devices = pool.devices()
+    found = estimate(structure, devices, settings=doors.settings())
+    limits = [found.curve(device).memory_limit_bytes for device in devices]
+    assert limits == [64 * 2**30, None, 1e9]
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(

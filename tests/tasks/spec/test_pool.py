@@ -48,6 +48,25 @@ def test_the_contracts_example_is_read(tmp_path: Path) -> None:
     assert pool.prices == {"nvidia-a100-80gb": 2.1, "energy": 0.25}
 
 
+def test_stated_memory_is_that_of_the_machine_and_of_its_cpus_alone() -> None:
+    cpu = [{"type": "cpu"}, {"type": "nvidia-t4"}]
+    pool = Pool.model_validate(
+        {
+            "name": "p",
+            "hosts": [
+                {"name": "a", "address": "10.0.0.1", "memory": "64GiB", "devices": cpu},
+                {"name": "b", "address": "10.0.0.1", "memory": "2GB", "devices": cpu},
+                {"name": "c", "address": "10.0.0.2", "devices": cpu},
+                {"name": "d", "address": "::1", "memory": "1TB", "devices": cpu},
+            ],
+        }
+    )
+    assert [one.host_memory_bytes for one in pool.devices()][::2] == [2e9, 2e9, None, 1e12]
+    assert all(one.host_memory_bytes is None for one in pool.devices()[1::2])
+    assert Pool.model_validate(pool.model_dump(mode="json")) == pool
+    assert len({one.variant for one in pool.devices()}) == 4
+
+
 def test_a_host_may_have_its_own_bandwidth_or_latency(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(EXAMPLE.replace("count: 8}]", "count: 8}], network: {bandwidth: 1Gbit}"))
@@ -135,6 +154,14 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
             "name: p\nhosts: [{name: a, available: 08:00-08:00, devices: [{type: cpu}]}]",
             "hosts.0.available: got '08:00-08:00'; "
             "allowed: a daily window that begins and ends at different times",
+        ),
+        (
+            "name: p\nhosts: [{name: a, memory: 64, devices: [{type: cpu}]}]",
+            "hosts.0.memory: got 64; allowed: a number with its unit, one of MB, GB, TB, MiB, GiB",
+        ),
+        (
+            "name: p\nhosts: [{name: a, memory: 1e-9GB, devices: [{type: cpu}]}]",
+            "hosts.0.memory: got '1e-9GB'; allowed: 1MB to 1000TB, such as 64GiB",
         ),
         (
             "name: p\nnetwork: {latency: 1h}\nhosts: [{name: a, devices: [{type: cpu}]}]",
