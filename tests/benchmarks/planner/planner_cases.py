@@ -60,20 +60,22 @@ def data_of(rows: int) -> DataSchema:
     )
 
 
-def curves_on_hosts(draw: Any, curve: DeviceCurve, pool: dict[str, Any]) -> list[DeviceCurve]:
-    """One curve for each variant of the pool's CPUs, limited by its host's memory."""
-    variants = {one.variant: None for one in Pool.model_validate(pool).devices()}
+MEMORIES = {None: None, "1GB": 1e9, "4GB": 4e9}
+"""Memory that a host may state."""
+
+
+def curves_on_hosts(draw: Any, curve: DeviceCurve) -> list[DeviceCurve]:
+    """A CPU's curve on this machine and on others, by the memory that the host states."""
     return [
         curve.model_copy(
             update={
-                "local": one.local,
-                "host_memory_bytes": one.host_memory_bytes,
-                "memory_limit_bytes": one.host_memory_bytes
-                or draw(st.sampled_from([None, 4e8, 1.5e9])),
+                "local": local,
+                "host_memory_bytes": stated,
+                "memory_limit_bytes": stated or draw(st.sampled_from([None, 4e8, 1.5e9])),
             }
         )
-        for one in variants
-        if one.type == "cpu"
+        for local in (True, False)
+        for stated in MEMORIES.values()
     ]
 
 
@@ -103,7 +105,7 @@ def small_cases(draw: Any) -> Case:
                 "inner": draw(
                     st.sampled_from([{}, {}, {"bandwidth": "50Gbit", "latency": "10us"}])
                 ),
-                "memory": draw(st.sampled_from([None, None, "1GB", "4GB"])),
+                "memory": draw(st.sampled_from([None, *MEMORIES])),
                 "available": draw(
                     st.sampled_from([None, None, None, "11:00-12:01", "08:00-13:00", "13:00-14:00"])
                 ),
@@ -154,7 +156,7 @@ def small_cases(draw: Any) -> Case:
     curves = [
         on_host
         for one in curves
-        for on_host in (curves_on_hosts(draw, one, pool) if one.device_type == "cpu" else [one])
+        for on_host in (curves_on_hosts(draw, one) if one.device_type == "cpu" else [one])
     ]
     rows = draw(st.integers(40, 400))
     devices = sum(len(host["devices"]) for host in hosts)  # type: ignore[arg-type, misc]
