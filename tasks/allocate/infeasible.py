@@ -169,7 +169,7 @@ def _one_more(
     Contains only kinds that help.
     """
     first = list({device.variant: device for device in reversed(problem.devices)}.values())[::-1]
-    found = {}
+    found: dict[str, float] = {}
     for device in first[:_MAX_KINDS]:
         better = problem.with_one_more(device).least(goal, limits)
         if better is not None and (value := rounded_up(better.value(goal))) < nearest:
