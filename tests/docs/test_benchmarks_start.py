@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from doc_pages import BENCHMARKS
+from doc_pages import BENCHMARKS, ROOT
 
-FOLDER = Path(__file__).parent
+FOLDER = ROOT / "tests/benchmarks"
 COMMANDS = sorted(set(re.findall(r"`(\w+\.py)\b", BENCHMARKS.read_text())))
 
 
