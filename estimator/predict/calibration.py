@@ -223,9 +223,9 @@ class Calibration(FrozenModel):
             return None
         factor = math.exp(NINETY * OTHER_TORCH_DEVIATION)
         return (
-            f"the calibration was measured with torch {self.measured_torch}, here is {self.torch}: "
-            f"the interval is wider, as if times differed by a factor of {factor:.1f} (an "
-            "assumption); `trainwright calibrate` measures again"
+            f"the calibration was measured with torch {self.measured_torch}; torch {self.torch} is "
+            f"installed: the interval is wider, as if times differed by a factor of {factor:.1f} "
+            "(an assumption); `trainwright calibrate` measures again"
         )
 
     def _op_times(

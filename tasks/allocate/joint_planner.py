@@ -130,7 +130,7 @@ def check(jobs: Sequence[Job], pool: Pool) -> None:
         if named:
             raise BadInput(
                 f"devices: got {sorted(named)[0]!r} in {job.name}; "
-                "allowed if several jobs are planned: types and hosts, no ids"
+                "when planning several jobs, restrict devices by type or host, not by id"
             )
 
 

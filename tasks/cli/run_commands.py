@@ -229,7 +229,7 @@ def analyze(
         found = next(finished, None)
         if found is None:
             raise BadInput(
-                "analyze: the store holds no finished run; `trainwright run JOB` makes one"
+                "analyze: the store has no finished run; start one with `trainwright run JOB`"
             )
         chosen = found
     report = report_on(chosen)

@@ -252,7 +252,7 @@ class SearchedChoices(Value):
     )
     global_batch_sizes: list[int]
     most_micro_batches: int = Field(
-        description="per step, at the plan's global batch; more would only take longer"
+        description="per step, at the plan's global batch; more would be slower"
     )
     layouts: list[str] = Field(description="ways to divide a step among devices")
     without_price: dict[str, int] = Field(

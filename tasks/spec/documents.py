@@ -197,7 +197,8 @@ def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> An
         unknown = [
             one for one in problems if one["type"] == "extra_forbidden" and len(one["loc"]) == 1
         ]
-        if absent and unknown:  # another kind of document: its text is not ours to print
+        # Another kind of document: do not print its content; it may hold secrets.
+        if absent and unknown:
             count = f"{len(unknown)} unknown field{'s' if len(unknown) > 1 else ''}"
             raise BadInput(f"{name}: {problems_line(absent)}; {count}") from None
         if problems[0]["type"] == "extra_forbidden":

@@ -217,7 +217,7 @@ def test_a_calibration_of_another_torch_is_used_with_a_wider_interval_and_a_note
         done = run("estimate", model, *given, "--json")
         assert done.returncode == 0, done.stderr
         documents.append(json.loads(done.stdout))
-        assert ("measured with torch 1.0.0, here is" in done.stderr) is bool(changes)
+        assert ("measured with torch 1.0.0; torch " in done.stderr) is bool(changes)
     here, elsewhere = documents
     assert here["notes"] == []
     assert "`trainwright calibrate` measures again" in elsewhere["notes"][0]

@@ -36,8 +36,8 @@ _LEGEND: dict[Style, str] = {
     "plan": "the plan",
     "front": "on the front: none is better in time, energy and cost together",
     "missed": "on the front, but misses a limit",
-    "rival": "another choice",
-    "missed rival": "another choice, which misses a limit",
+    "rival": "alternative",
+    "missed rival": "alternative that misses a limit",
 }
 
 
@@ -170,16 +170,14 @@ def _legend(plan: Plan, marks: Sequence[Mark]) -> list[tuple[str, str]]:
         for style, words in _LEGEND.items()
         if any(one.style == style for one in marks)
     ]
-    found.append((line((12, -4), (28, -4), STEP), "the least that any of these needs in this time"))
+    found.append((line((12, -4), (28, -4), STEP), "the lowest value reachable within this time"))
     if plan.deadline_s or plan.window_s or plan.budget:
         found.append((line((12, -4), (28, -4), LIMIT, dashed=True), "a limit"))
         if plan.not_exceeded is not None:
             sure = f"{plain(100 * plan.not_exceeded.confidence, 4)} %"
             bar = line((12, -4), (28, -4), COLOURS["plan"])
             end = line((28, -8), (28, 0), COLOURS["plan"])
-            found.append(
-                (bar + end, f"not exceeded by the plan, {sure} sure: limits apply to this")
-            )
+            found.append((bar + end, f"upper bound at {sure} confidence: limits apply to this"))
     return found
 
 

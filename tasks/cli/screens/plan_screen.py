@@ -31,9 +31,9 @@ from trainwright.tasks.units import plain
 ALTERNATIVES_SHOWN = 6
 _LONG_ID = 26
 _BETTER = {
-    "time": ("takes less time", "take at most {} less time"),
-    "energy": ("needs less energy", "need at most {} less energy"),
-    "cost": ("costs less", "cost at most {} less"),
+    "time": ("takes less time", "be up to {} faster"),
+    "energy": ("needs less energy", "need up to {} less energy"),
+    "cost": ("costs less", "cost up to {} less"),
 }
 
 
@@ -118,7 +118,7 @@ def _show_alternatives(plan: Plan) -> None:
         return
     more = len(plan.alternatives) - len(others)
     _show_points(
-        "alternatives: devices and why not" + (f" ({more} more with --json)" if more else ""),
+        "alternatives, and why each was rejected" + (f" ({more} more with --json)" if more else ""),
         [medians(one.predicted) for one in others],
         ["" for _ in others],
         [f"{as_text(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others],
@@ -219,7 +219,7 @@ def _show_batches(plan: Plan) -> None:
         [
             f"{size}{micro(found[size].accumulation)}: {as_text(found[size].devices)}"
             if size in found
-            else f"{size}: far from the best, or beyond a limit"
+            else f"{size}: not competitive, or misses a limit"
             for size in sizes
         ],
         plan.currency,
@@ -233,7 +233,7 @@ def _show_searched(plan: Plan) -> None:
         rows = [
             ("devices", f"{seen.devices:,}, in {sets} different sets"),
             ("global batches", _numbers(seen.global_batch_sizes)),
-            ("micro-batches", f"up to {seen.most_micro_batches}; more would only take longer"),
+            ("micro-batches", f"up to {seen.most_micro_batches}; more would be slower"),
             ("splits", "of the global batch among the devices, in whole samples"),
             ("layouts", ", ".join(seen.layouts)),
         ]
@@ -241,12 +241,12 @@ def _show_searched(plan: Plan) -> None:
             rows.append(("left out", f"{as_text(seen.without_price)}: the pool has no price"))
         table("searched: every combination that keeps the limits", ("", ""), rows)
     batch = plan.global_batch_size
-    none_is, another_may = _BETTER[plan.objective]
+    none_is, another_could = _BETTER[plan.objective]
     if plan.gap == 0:
         found = f"exact: at a global batch of {batch}, none of them {none_is}"
     else:
-        most = another_may.format(f"{plain(100 * plan.gap, 2)} %")
-        found = f"bounded: at a global batch of {batch}, another of them may {most}"
+        most = another_could.format(f"{plain(100 * plan.gap, 2)} %")
+        found = f"bounded: at a global batch of {batch}, another plan could {most}"
     out.print(f"{found}; found in {plan.solve_time_s:.2f} s")
     if plan.batch_rule:
         out.print(f"global batch {batch}: {plan.batch_rule}", markup=False)

@@ -13,7 +13,7 @@ SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"),
 
 
 def money(currency: str | None) -> Units:
-    """A pool's currency; its prices are in nameless units if it does not name one."""
+    """A pool's currency; if the pool does not name one, its prices have no unit."""
     return ((1.0, currency or "units"),)
 
 

@@ -32,7 +32,10 @@ def answer(request: dict[str, Any]) -> str:
         return error_document(BadInput("request: takes more memory than allowed"))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return error_document(
-            BadInput(f"request: its numbers yield no result ({type(error).__name__}: {error})")
+            BadInput(
+                "request: can't compute a result from these numbers "
+                f"({type(error).__name__}: {error})"
+            )
         )
 
 

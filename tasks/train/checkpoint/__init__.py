@@ -16,7 +16,7 @@ rank lost later; all lost    staged ones are uploaded, and training resumes from
 launcher killed              the next start on this machine uploads the staged ones
 store unreachable            staged on disk, as many as the policy keeps, and uploaded later
 host lost                    like its ranks; parts that it had sent are on the launcher's machine
-shared memory or disk full   staged in the other one; if both are full, it is not kept
+shared memory or disk full   staged in the other one; if both are full, it is not saved
 machine restarts             those synced to disk while the store was unreachable remain
 lease lost to another launch the index no longer changes: later ones of this launch don't count
 

@@ -153,8 +153,8 @@ class Coordinator:
             return
         if not self._failed:  # one notice, even if several fail for the same reason
             self._uploader.notice(
-                f"the checkpoint of step {one.step} is not kept, and the one before stays the "
-                f"newest: {why}"
+                f"the checkpoint of step {one.step} was not saved; the previous checkpoint "
+                f"remains the newest: {why}"
             )
         self._failed = f"the checkpoint of step {one.step} could not be stored: {why}"
 

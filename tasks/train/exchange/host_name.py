@@ -57,7 +57,8 @@ def stand_for_address() -> None:
     if libc.unshare(_CLONE_NEWUTS) != 0 or libc.sethostname(address.encode(), len(address)) != 0:
         raise BadInput(
             f"train.backend: Horovod looks up the host name {name}, which resolves to {found} "
-            f"there; allowed: {address} (set it in that host's /etc/hosts), or train.backend: torch"
+            f"on that host; it must resolve to {address} (set it in that host's /etc/hosts); or "
+            "use train.backend: torch"
         )
 
 

@@ -46,7 +46,8 @@ class DataStaging:
         if found["kind"] == "missing":
             error = from_document(found["error"])
             raise type(error)(
-                f"{self._session}: {self._spec.uri} is missing there: {error}", **error.details
+                f"{self._session}: {self._spec.uri} is missing on that host: {error}",
+                **error.details,
             )
         return str(found["uri"])
 
@@ -70,7 +71,7 @@ class DataStaging:
             self._session.sync()
         except TrainingFailed as error:
             raise BadInput(
-                f"{self._spec.uri} is missing there and can't be copied: {error}"
+                f"{self._spec.uri} is missing on that host and can't be copied: {error}"
             ) from None
         return f"{self._session.work}/{_DATA}/copy/{root.name}"
 

@@ -143,7 +143,8 @@ class Session:
             found = json.loads(line)
         except ValueError:
             raise self._unreachable(
-                f"answered {line[:80]!r}; login must print nothing on that host"
+                f"answered {line[:80]!r}; the login shell on that host prints text; remove it from "
+                "its start-up files"
             ) from None
         return dict(found)
 

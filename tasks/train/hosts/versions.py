@@ -59,7 +59,7 @@ def differences(here: dict[str, Any], there: dict[str, Any], backend: str) -> li
     """The differences, each as `what: here, there`. Horovod's counts only if it is the backend."""
     found = []
     if there["sources"] is None:
-        return ["trainwright: installed here, not there"]
+        return ["trainwright is not installed on that host"]
     for name, version in here["versions"].items():
         other = there["versions"].get(name)
         if version != other and (name != "horovod" or backend == "horovod"):

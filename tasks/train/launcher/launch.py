@@ -107,7 +107,7 @@ def _take_up(
 ) -> tuple[str, files.State | None]:
     """Claim the run for this launch: the launch's name, and the newest checkpoint's state."""
     if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
-        message = f"checkpoints kept on this machine arrived in the store: steps {saved}"
+        message = f"uploaded checkpoints staged on this machine: steps {saved}"
         progress.emit("notice", message=message)
     right = fence.claim(store, token)
     state = rewind(right, work, resume=request.resume)
@@ -234,7 +234,7 @@ def _check_plan(request: TrainRequest) -> None:
         raise BadInput("plan: has no device; allowed: one or more")
     if (name := request.plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
         raise BadInput(
-            f"plan.strategy: got {name!r}; allowed if trainwright trains: {DATA_PARALLEL}"
+            f"plan.strategy: got {name!r}; trainwright can only train {DATA_PARALLEL} plans"
         )
     if any(device.local for device in request.plan.devices):  # other hosts check their own data
         require_content(

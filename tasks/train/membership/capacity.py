@@ -57,6 +57,6 @@ class TrainingCapacity:
             return (
                 f"the global batch of {total} does not fit into the memory of "
                 f"{len(members)} of {count} devices (at most {held}); "
-                "a smaller train.global_batch_size would"
+                "reduce train.global_batch_size"
             )
         return None

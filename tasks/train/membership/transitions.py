@@ -108,8 +108,8 @@ def _limit_batch(state: MembershipState, number: int, shortage: event.MemoryShor
     if shortage.memory_bytes is not None:
         predicted = state.devices[number].largest_batch(shortage.memory_bytes)
     limit = state.capacity.limit(number, shortage, predicted)
-    said = f"{state.name(number)} has no memory for a batch of {shortage.batch_size}"
-    said += f"; from now on it takes at most {limit}" if limit else ", nor for a smaller one"
+    said = f"{state.name(number)} ran out of memory with a batch of {shortage.batch_size}"
+    said += f"; its batch is now limited to {limit}" if limit else "; not even one sample fits"
     state.reasons.append(said)
     state.last_cause = TrainingFailed(said, rank=number)
 

@@ -83,7 +83,7 @@ class Rank(Replica):
         self.rest_s = 0.0
         """the rank's compute time outside `StepFigures.own_s`, measured in the previous step"""
         self._proven = False
-        """whether the model has completed a pass: an earlier error is the user's, BadInput"""
+        """whether the model has completed a pass: an error before that is raised as BadInput"""
         self._skip = False
         """whether `update` skips this step, because a gradient overflowed"""
         self._updated = False

@@ -219,8 +219,9 @@ class Training:
         setbacks, factor = state.setbacks + 1, state.rate_factor / 2
         if setbacks > MOST_SETBACKS:
             raise TrainingFailed(
-                f"{what}, after {MOST_SETBACKS} returns to the last good checkpoint, each with "
-                "half the learning rate; a lower train.learning_rate or a train.clip_norm may help",
+                f"{what}; training still diverges after {MOST_SETBACKS} restarts from the last "
+                "good checkpoint, each at half the learning rate; a lower train.learning_rate or a "
+                "train.clip_norm may help",
                 final=True,
                 step=state.step,
                 learning_rate=rank.request.learning_rate * state.rate_factor,

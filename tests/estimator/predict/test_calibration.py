@@ -361,7 +361,7 @@ def test_a_calibration_of_another_torch_predicts_the_same_with_a_wider_interval_
     assert same == calibration
     assert same.torch_note() is None
     assert (other.torch, other.measured_torch) == ("2.1.0", "2.0.0")
-    assert "measured with torch 2.0.0, here is 2.1.0" in str(other.torch_note())
+    assert "measured with torch 2.0.0; torch 2.1.0 is installed" in str(other.torch_note())
     assert "`trainwright calibrate` measures again" in str(other.torch_note())
     step = _structure(3, 1e6)
     narrow, wide = (predict_curve(step, one, device_type="cpu", cores=1.0) for one in (same, other))

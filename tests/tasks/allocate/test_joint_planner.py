@@ -265,7 +265,7 @@ def test_jobs_that_can_not_be_planned_together_give_one_clear_line() -> None:
     only = {"ids": ["h/nvidia-t4-0"]}
     with pytest.raises(
         BadInput,
-        match="'h/nvidia-t4-0' in a; allowed if several jobs are planned: types and hosts, no ids",
+        match="'h/nvidia-t4-0' in a; when planning several jobs, restrict devices by type or host",
     ):
         make_joint_plan(
             [pending(chosen, "a", 1, None, devices=only), pending(chosen, "b", 1, None)]

@@ -304,7 +304,7 @@ def test_if_no_device_holds_one_sample_the_error_names_the_device_and_that_no_pl
     run = opened(job, tmp_path, known)
     doors.do(run, "allocate")
     said = (
-        r"rank \d \(here/emulated-\d\) has no memory for a batch of 2; "
+        r"rank \d \(here/emulated-\d\) ran out of memory with a batch of 2; "
         r".*no feasible plan: memory binds.*hold 0 at once"
     )
     with pytest.raises(TrainingFailed, match=said):

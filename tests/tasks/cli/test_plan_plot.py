@@ -38,7 +38,7 @@ def test_axes_have_titles_with_units_and_the_legend_names_what_is_drawn() -> Non
     assert any(one.startswith("energy, J") for one in found)
     assert any(one.startswith("cost, EUR") for one in found)
     assert "the plan" in found
-    assert "the least that any of these needs in this time" in found
+    assert "the lowest value reachable within this time" in found
     assert "a limit" not in found
     assert len(list(svg.iter(f"{SVG}polyline"))) == 2  # the stepped line of each panel
 
@@ -46,7 +46,7 @@ def test_axes_have_titles_with_units_and_the_legend_names_what_is_drawn() -> Non
 def test_each_point_has_a_number_and_the_list_has_its_devices_and_figures() -> None:
     made = plan(PRICED, objective={"minimize": "energy"})
     found = words(drawn(made))
-    shown = len(made.front) + sum("another choice" in one for one in found)
+    shown = len(made.front) + sum("alternative" in one for one in found)
     assert shown >= len(made.front)
     for number, point in enumerate(made.front, start=1):
         (entry,) = (one for one in found if one.startswith(f"{number}: ") and " EUR" in one)
@@ -67,7 +67,7 @@ def test_limits_are_lines_or_named_beyond_the_axes() -> None:
     assert any(one.startswith("beyond the axes: hosts' windows ") for one in found)
     assert any(one.endswith("budget 900 units") for one in found)
     assert "a limit" in found
-    assert "not exceeded by the plan, 90 % sure: limits apply to this" in found
+    assert "upper bound at 90 % confidence: limits apply to this" in found
 
 
 @pytest.mark.parametrize(

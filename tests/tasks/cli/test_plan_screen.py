@@ -297,7 +297,7 @@ def test_the_plan_says_what_was_searched_and_how_much_better_another_choice_can_
     bounded = made.model_copy(update={"search": "bounded", "gap": 0.00417})
     text = " ".join(shown(bounded, capsys))
     assert "exact" not in text
-    assert "another of them may need at most 0.42 % less energy" in text
+    assert "another plan could need up to 0.42 % less energy" in text
     earlier = made.model_copy(update={"searched": None})
     assert "searched" not in " ".join(shown(earlier, capsys))
 

@@ -361,7 +361,7 @@ def test_if_no_disk_has_room_for_a_checkpoint_training_continues_and_keeps_the_l
     progress.listen(at_step(14, lambda: limit_files(20_000_000, "ranks")))
     progress.listen(at_step(40, lambda: limit_files(resource.RLIM_INFINITY, "ranks")))
     result = train(asked)
-    assert len(notices(events, "is not kept, and the one before stays the newest")) == 1
+    assert len(notices(events, "was not saved; the previous checkpoint remains the newest")) == 1
     steps = [state.step for state in files.list_states(asked.store())]
     assert 24 not in steps
     assert steps[-1] == result.steps == 72

@@ -197,9 +197,9 @@ def test_a_lost_rank_fails_only_checkpoints_whose_part_it_had_not_reported(launc
     launch.coordinator.lost(1)
     launch.store.gate.set()
     launch.until(lambda: launch.steps == [10])
-    (notice,) = launch.notices("is not kept")
+    (notice,) = launch.notices("was not saved")
     assert notice == (
-        "the checkpoint of step 20 is not kept, and the one before stays the newest: "
+        "the checkpoint of step 20 was not saved; the previous checkpoint remains the newest: "
         "rank 1 was lost before its part was staged"
     )
     launch.until(lambda: launch.under_way == [[], []])
@@ -222,7 +222,8 @@ def test_a_failed_part_is_reported_with_its_reason_and_the_next_checkpoint_count
     launch.report(0, launch.ranks[0].take(10))
     failed = {"paths": [], "failed": "No space left on device"}
     launch.report(1, launch.ranks[1].take(10) | failed)
-    assert len(launch.notices("is not kept, and the one before stays the newest: No space")) == 1
+    said = "was not saved; the previous checkpoint remains the newest: No space"
+    assert len(launch.notices(said)) == 1
     assert launch.under_way == [[], []]
     with pytest.raises(ServiceUnreachable, match="step 10 could not be stored: No space left"):
         launch.coordinator.settle()  # as if it was the last one

@@ -171,7 +171,7 @@ def test_hosts_fetch_data_from_s3_and_a_host_without_access_is_named(
         door.welcome.remove(second)
         with pytest.raises(
             ServiceUnreachable,
-            match=r"host h2 \(.*\): s3://hosts/data/table.csv is missing there: ",
+            match=r"host h2 \(.*\): s3://hosts/data/table.csv is missing on that host: ",
         ):
             train(asked.model_copy(update={"resume": False}))
         door.shutdown()

@@ -75,7 +75,7 @@ def test_machines_differ_by_versions_and_sources() -> None:
     assert [one.split(":")[0] for one in found] == ["torch", "trainwright's sources"]
     assert "0.1 there" in found[0]
     assert differences(here, {**here, "sources": None}, "torch") == [
-        "trainwright: installed here, not there"
+        "trainwright is not installed on that host"
     ]
     if here["versions"]["horovod"] is not None:
         assert any(one.startswith("horovod: ") for one in differences(here, there, "horovod"))

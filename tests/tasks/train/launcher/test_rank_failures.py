@@ -170,7 +170,7 @@ def test_a_rank_out_of_memory_gets_a_smaller_batch_and_the_others_take_more(
     asked = hostile(tmp_path, [50, 10], "memory", least=37, epochs=1, backend="torch")
     result = train(asked)
     assert result.split_events[0].reason == (
-        "rank 0 (here/0) has no memory for a batch of 50; from now on it takes at most 25; "
+        "rank 0 (here/0) ran out of memory with a batch of 50; its batch is now limited to 25; "
         "continues with 2 of 2"
     )
     assert result.split_events[0].batch_sizes == [25, 35]
@@ -229,7 +229,7 @@ def test_a_rank_killed_for_lack_of_memory_comes_back_with_a_batch_that_fits(
     result = train(asked)
     assert "most likely by the kernel for lack of memory" in result.split_events[0].reason
     assert (
-        "has no memory for a batch of 40; from now on it takes at most 20"
+        "ran out of memory with a batch of 40; its batch is now limited to 20"
         in result.split_events[0].reason
     )
     assert result.split_events[0].batch_sizes == [20, 40]

@@ -37,7 +37,7 @@ def test_a_shortage_names_its_cause() -> None:
         capacity.limit(number, MemoryShortage(4), None)
     assert capacity.shortage([0, 1]) == (
         "the global batch of 24 does not fit into the memory of 2 of 3 devices "
-        "(at most device 0: 2, device 1: 2); a smaller train.global_batch_size would"
+        "(at most device 0: 2, device 1: 2); reduce train.global_batch_size"
     )
     assert capacity.shortage([0, 2]) is None
 

@@ -469,7 +469,7 @@ def test_a_rank_out_of_memory_gets_a_smaller_batch_and_the_others_take_more() ->
     [group] = groups(ranks)
     assert (group.members, group.limits) == ([0, 1], {0: 4})
     assert group.reason == (
-        "rank 0 (h0/cpu) has no memory for a batch of 8; from now on it takes at most 4; "
+        "rank 0 (h0/cpu) ran out of memory with a batch of 8; its batch is now limited to 4; "
         "continues with 2 of 2"
     )
 
@@ -501,7 +501,7 @@ def test_a_device_too_small_for_one_sample_is_left_out() -> None:
     leave(ranks, 1, shortage=event.MemoryShortage(1))
     leave(ranks, 0, sum_error="reset")
     assert [group.members for group in groups(ranks)] == [[0]]
-    assert "rank 1 (h1/cpu) has no memory for a batch of 1, nor for a smaller one" in (
+    assert "rank 1 (h1/cpu) ran out of memory with a batch of 1; not even one sample fits" in (
         groups(ranks)[0].reason
     )
     ranks.play_fairly()
