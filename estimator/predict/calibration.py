@@ -77,7 +77,7 @@ class StepCorrection(FrozenModel):
         return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
-class About(FrozenModel):
+class StepUncertainty(FrozenModel):
     """Facts about a predicted step besides its median."""
 
     coverage: float = Field(
@@ -152,14 +152,14 @@ class Calibration(FrozenModel):
         """
         return self.step(structure, batch_sizes, batch_sizes[0])[0]
 
-    def about(self, structure: Structure, batch_size: int) -> About:
+    def uncertainty(self, structure: Structure, batch_size: int) -> StepUncertainty:
         """The uncertainty of a step's prediction, and its composition."""
         return self.step(structure, [batch_size], batch_size)[1]
 
     def step(
         self, structure: Structure, batch_sizes: Sequence[int], at: int
-    ) -> tuple[list[float], About]:
-        """`step_times_s`, and `about` at one batch size; takes little more time than the former."""
+    ) -> tuple[list[float], StepUncertainty]:
+        """`step_times_s`, and `uncertainty` at one batch size; takes little more time than the former."""
         step, count, raw = StepWork(structure), op_count(structure), []
         for size in batch_sizes:
             work = step(size)
@@ -172,10 +172,12 @@ class Calibration(FrozenModel):
                 + self.first_touch_s_per_byte * made_bytes(structure, size, MOST_HEAP_BLOCK_BYTES)
             )
             if size == at:
-                about = self._about(work, took)
-        return list(itertools.accumulate(raw, max)), about
+                uncertainty = self._uncertainty(work, took)
+        return list(itertools.accumulate(raw, max)), uncertainty
 
-    def _about(self, work: Mapping[str, FamilyWork], took: Mapping[str, tuple[Any, Any]]) -> About:
+    def _uncertainty(
+        self, work: Mapping[str, FamilyWork], took: Mapping[str, tuple[Any, Any]]
+    ) -> StepUncertainty:
         by_family = {family: float(seconds.sum()) for family, (seconds, _) in took.items()}
         seen, unknown = set(self.kinds), Counter[str]()
         for family, (seconds, _) in took.items():
@@ -184,7 +186,7 @@ class Calibration(FrozenModel):
                     unknown[kind] += value
         total = sum(by_family.values())
         half = _times(self.interval_quantile * deviation_of(took.values(), self.step_deviation))
-        return About(
+        return StepUncertainty(
             coverage=max(0.0, 1 - float(unknown.total()) / total) if total > 0 else 0.0,
             unknown=tuple(kind for kind, _ in unknown.most_common()),
             low_factor=1 / half,

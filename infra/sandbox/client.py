@@ -40,7 +40,7 @@ class SandboxServer:
         warm_up: dict[str, Any] | None = None,
         environment: Mapping[str, str],
     ) -> None:
-        terms = {"function": function, "confined": confined, "warm_up": warm_up}
+        config = {"function": function, "confined": confined, "warm_up": warm_up}
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -49,7 +49,7 @@ class SandboxServer:
                     "-P",
                     "-m",
                     "trainwright.infra.sandbox.fork_server",
-                    json.dumps(terms),
+                    json.dumps(config),
                 ],
                 env={**environment, **_ONE_THREAD},
                 cwd="/",

@@ -31,20 +31,20 @@ Function = Callable[[dict[str, Any]], str]
 
 def main() -> int:
     """Prepare, then serve until the control socket closes."""
-    terms = json.loads(sys.argv[1])
+    config = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     protection: Protection = "none"
-    if terms["confined"]:
+    if config["confined"]:
         protection = strongest()
     else:
         allow_inspection(False)  # its environment may contain secrets
     gc.disable()  # it takes a tenth of torch's import time, and frees nothing
     try:
-        function = _imported(terms["function"])
-        if terms["warm_up"] is not None:
-            _import_what_it_uses(function, terms["warm_up"])
+        function = _imported(config["function"])
+        if config["warm_up"] is not None:
+            _import_what_it_uses(function, config["warm_up"])
     except Exception as error:  # noqa: BLE001 - reported to the process that started us
         control.sendall(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
         return 1

@@ -19,7 +19,7 @@ from trainwright.infra.sandbox.fallback import restrict
 
 
 @dataclass(frozen=True)
-class Terms:
+class SandboxConfig:
     """The configuration of a sandbox."""
 
     limits: SandboxLimits
@@ -30,7 +30,7 @@ class Terms:
 
 
 def run_first_process(
-    work: Callable[[], bytes], terms: Terms, answer: int, output: int, status: int
+    work: Callable[[], bytes], config: SandboxConfig, answer: int, output: int, status: int
 ) -> NoReturn:
     """Set up, start the worker, and write its exit code, or `!` and an error, to `status`.
 
@@ -38,15 +38,15 @@ def run_first_process(
     """
     try:
         kernel.end_with_parent(signal.SIGKILL)
-        if terms.protection != "none":
+        if config.protection != "none":
             # If memory runs out, the kernel kills this process first.
             Path("/proc/self/oom_score_adj").write_text("1000")
-        if terms.protection == "own namespaces":
-            enter_root(terms.readable, terms.limits.disk_bytes)
+        if config.protection == "own namespaces":
+            enter_root(config.readable, config.limits.disk_bytes)
         allow_inspection(False)  # or the worker could take its open files
         worker = os.fork()
         if worker == 0:
-            _run_worker(work, terms, answer, output, status)
+            _run_worker(work, config, answer, output, status)
         os.close(answer)
         os.close(output)
         ended = 0
@@ -60,12 +60,12 @@ def run_first_process(
 
 
 def _run_worker(
-    work: Callable[[], bytes], terms: Terms, answer: int, output: int, status: int
+    work: Callable[[], bytes], config: SandboxConfig, answer: int, output: int, status: int
 ) -> NoReturn:
     code = 1
     try:
         try:
-            _prepare_worker(terms, answer, output, status)
+            _prepare_worker(config, answer, output, status)
         except (OSError, ValueError, OverflowError) as error:
             os.write(status, f"!{error}".encode())
             raise
@@ -82,7 +82,7 @@ def _run_worker(
         os._exit(code & 0xFF)
 
 
-def _prepare_worker(terms: Terms, answer: int, output: int, status: int) -> None:
+def _prepare_worker(config: SandboxConfig, answer: int, output: int, status: int) -> None:
     allow_inspection(True)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -95,18 +95,18 @@ def _prepare_worker(terms: Terms, answer: int, output: int, status: int) -> None
                 os.close(int(name))
             except OSError:  # the descriptor that listed the folder
                 continue
-    if terms.folder is not None:
-        os.chdir(terms.folder)
-        os.environ.update(HOME=terms.folder, TMPDIR=terms.folder)
+    if config.folder is not None:
+        os.chdir(config.folder)
+        os.environ.update(HOME=config.folder, TMPDIR=config.folder)
         tempfile.tempdir = None
-    limits = terms.limits
+    limits = config.limits
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(limits.timeout_s) + 1)
     _limit(resource.RLIMIT_FSIZE, limits.disk_bytes)
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
-    if terms.protection.endswith("audit hook"):
-        assert terms.folder is not None
-        restrict(terms.readable, terms.folder)
+    if config.protection.endswith("audit hook"):
+        assert config.folder is not None
+        restrict(config.readable, config.folder)
 
 
 def _limit(what: int, value: int) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from trainwright.infra.sandbox import Outcome, Protection, SandboxLimits, Stop, kernel
 from trainwright.infra.sandbox.confine import enter_namespaces, readable_paths
-from trainwright.infra.sandbox.inside import Terms, run_first_process
+from trainwright.infra.sandbox.inside import SandboxConfig, run_first_process
 
 _LOOK_S = 0.1
 _KEPT_BYTES = 4096
@@ -54,21 +54,21 @@ def run(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         kernel.adopt_orphans()
         stack.callback(_end_children)
-        terms = Terms(limits, protection, paths, folder)
-        return _supervised(work, terms, client)
+        config = SandboxConfig(limits, protection, paths, folder)
+        return _supervised(work, config, client)
 
 
-def _supervised(work: Callable[[], bytes], terms: Terms, client: int | None) -> Outcome:
+def _supervised(work: Callable[[], bytes], config: SandboxConfig, client: int | None) -> Outcome:
     pipes = [os.pipe() for _ in range(3)]
     answer, output, status = readers = [reader for reader, _ in pipes]
     writers = [writer for _, writer in pipes]
     first = os.fork()
     if first == 0:
-        run_first_process(work, terms, *writers)
+        run_first_process(work, config, *writers)
     for one in writers:
         os.close(one)
     received = {one: bytearray() for one in readers}
-    stopped_by = _watch(terms, first, received, status, client)
+    stopped_by = _watch(config, first, received, status, client)
     running = len(list(_descendants(first)))
     _end_children()
     for one in readers:  # every writer has ended, so reading ends
@@ -81,7 +81,7 @@ def _supervised(work: Callable[[], bytes], terms: Terms, client: int | None) -> 
     lines = received[output][-_KEPT_BYTES:].decode(errors="replace").strip().splitlines()
     code = int(said) if said and not stopped_by else None
     return Outcome(
-        protection=terms.protection,
+        protection=config.protection,
         stopped_by="time" if code == -signal.SIGXCPU else stopped_by,
         exit_code=code,
         children=max(running - 1, 0),
@@ -91,10 +91,14 @@ def _supervised(work: Callable[[], bytes], terms: Terms, client: int | None) -> 
 
 
 def _watch(
-    terms: Terms, first: int, received: dict[int, bytearray], status: int, client: int | None
+    config: SandboxConfig,
+    first: int,
+    received: dict[int, bytearray],
+    status: int,
+    client: int | None,
 ) -> Stop | None:
     """Receive output until the worker's status arrives or a limit is exceeded; which limit."""
-    limits = terms.limits
+    limits = config.limits
     poll = select.poll()
     for one in received:
         poll.register(one, select.POLLIN)
@@ -118,16 +122,16 @@ def _watch(
             return "time"
         if len(received[answer]) > limits.disk_bytes:
             return "disk"
-        if now > next_look and terms.protection != "none":
+        if now > next_look and config.protection != "none":
             next_look = now + _LOOK_S
-            if exceeded := _exceeded(terms, first):
+            if exceeded := _exceeded(config, first):
                 return exceeded
     return None
 
 
-def _exceeded(terms: Terms, first: int) -> Stop | None:
+def _exceeded(config: SandboxConfig, first: int) -> Stop | None:
     """The limit that the sandbox's processes together exceed, if any."""
-    limits, processes = terms.limits, list(_descendants(first))
+    limits, processes = config.limits, list(_descendants(first))
     if len(processes) > limits.processes:
         return "processes"
     for memory_bytes in (_resident_bytes, _proportional_bytes):
@@ -135,9 +139,9 @@ def _exceeded(terms: Terms, first: int) -> Stop | None:
             break
     else:
         return "memory"
-    if terms.protection.endswith("audit hook"):  # otherwise /tmp has a fixed size
-        assert terms.folder is not None
-        if _folder_bytes(terms.folder) > limits.disk_bytes:
+    if config.protection.endswith("audit hook"):  # otherwise /tmp has a fixed size
+        assert config.folder is not None
+        if _folder_bytes(config.folder) > limits.disk_bytes:
             return "disk"
     return None
 

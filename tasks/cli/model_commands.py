@@ -306,8 +306,8 @@ def _doubts(
     """The reason for the width of the interval, and a warning if the machine drifted."""
     lines = []
     if not document["learned_from"]:  # otherwise finished runs determine it
-        about = measured.about(structure, document["batch_size"])
-        steps, all_of_it = 100 * (about.steps_factor - 1), 100 * (about.high_factor - 1)
+        uncertainty = measured.uncertainty(structure, document["batch_size"])
+        steps, all_of_it = 100 * (uncertainty.steps_factor - 1), 100 * (uncertainty.high_factor - 1)
         words = f"steps differ by {steps:.0f} % from the sum of their operations"
         if all_of_it > _MORE * steps:
             words += f"; with operations unlike the measured ones by {all_of_it:.0f} %"

@@ -33,7 +33,7 @@ Message = dict[str, Any]
 
 
 class Channel(Protocol):
-    """The rank's end: `RankChannel`, or `torchrun.AloneChannel`."""
+    """The rank's end: `RankChannel`, or `torchrun.TorchrunChannel`."""
 
     leave_asked: int
     """the generation of the worker group that this rank must leave after the current step"""
@@ -49,7 +49,7 @@ class Channel(Protocol):
         """Whether `progress` would send a message now."""
         ...
 
-    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+    def attend(self, peers: PeerStatus, rank: RankStatus | None = None) -> None:
         """Let heartbeats report whether this rank waits for its peers, and how long it computes."""
         ...
 
@@ -80,7 +80,7 @@ def busy_with_store(channel: Channel) -> Iterator[None]:
         channel.writing = False
 
 
-class Waits(Protocol):
+class PeerStatus(Protocol):
     """The peers, as a heartbeat needs them."""
 
     waiting_since: float | None
@@ -91,7 +91,7 @@ class Waits(Protocol):
         ...
 
 
-class Computes(Protocol):
+class RankStatus(Protocol):
     """The rank, as a heartbeat needs it."""
 
     computing_since: float | None
@@ -104,12 +104,12 @@ class Computes(Protocol):
 class RankChannel:
     """The rank's end. A thread receives messages, and sends a heartbeat twice a second."""
 
-    def __init__(self, peers: Waits | None = None) -> None:
+    def __init__(self, peers: PeerStatus | None = None) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
         self._socket.set_inheritable(False)
         self._last = 0.0
         self._peers = peers
-        self._rank: Computes | None = None
+        self._rank: RankStatus | None = None
         self._sending = threading.Lock()
         self._questions = itertools.count()
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
@@ -119,7 +119,7 @@ class RankChannel:
         self.released: Callable[[int, int], None] = lambda step, stored: None
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
-    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+    def attend(self, peers: PeerStatus, rank: RankStatus | None = None) -> None:
         self._peers, self._rank = peers, rank
 
     def _listen(self) -> None:

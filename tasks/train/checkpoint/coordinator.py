@@ -30,7 +30,7 @@ SKIP, WRITE, SPILL, WAIT = 0, 1, 2, 3
 """A rank's choices: skip it, write to shared memory, write to disk, or ask again later."""
 
 
-class Speaks(Protocol):
+class RankConnection(Protocol):
     """The launcher's connection to a rank's process."""
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -39,7 +39,7 @@ class Speaks(Protocol):
 
 
 @dataclass(eq=False)
-class Begun:
+class PendingCheckpoint:
     """A checkpoint that a group has begun, with the parts reported so far."""
 
     generation: int
@@ -47,7 +47,7 @@ class Begun:
     members: list[int]
     paths: dict[int, list[str]] = field(default_factory=dict)
     """by rank"""
-    owners: list[Speaks] = field(default_factory=list)
+    owners: list[RankConnection] = field(default_factory=list)
     state: State | None = None
 
     @property
@@ -77,9 +77,9 @@ class Coordinator:
         """by generation of the worker group"""
         self._lost: dict[int, set[int]] = {}
         """the lost members, by generation"""
-        self._begun: dict[str, Begun] = {}
+        self._begun: dict[str, PendingCheckpoint] = {}
         """checkpoints with missing parts, by name"""
-        self._staged: dict[Staged, Begun] = {}
+        self._staged: dict[Staged, PendingCheckpoint] = {}
         self._dropped: set[str] = set()
         """names of dropped checkpoints, whose late parts are released at once"""
         self._failed = ""
@@ -96,7 +96,7 @@ class Coordinator:
     def part(
         self,
         rank: int,
-        owner: Speaks,
+        owner: RankConnection,
         *,
         generation: int,
         step: int,
@@ -106,7 +106,7 @@ class Coordinator:
     ) -> None:
         """Handle a rank's report: it wrote its part to these files, or failed to."""
         with self._lock:
-            one = Begun(generation, step, self._members[generation])
+            one = PendingCheckpoint(generation, step, self._members[generation])
             if one.name in self._dropped:
                 one.owners.append(owner)
                 self._release(one, again=False)
@@ -122,12 +122,12 @@ class Coordinator:
             if one.name in self._begun and set(one.members) <= one.paths.keys():
                 self._stage(one)
 
-    def _stage(self, one: Begun) -> None:
+    def _stage(self, one: PendingCheckpoint) -> None:
         assert one.state is not None
         del self._begun[one.name]
-        one.state.owner, one.state.token = self._uploader.place.launch, self._token
+        one.state.owner, one.state.token = self._uploader.area.launch, self._token
         paths = [path for member in one.members for path in one.paths[member]]
-        staged = self._uploader.place.stage(one.name, one.state, paths)
+        staged = self._uploader.area.stage(one.name, one.state, paths)
         self._staged[staged], self.safe, self._failed = one, one.step, ""
         self._uploader.submit(staged)
 
@@ -140,12 +140,12 @@ class Coordinator:
             for one in list(self._begun.values()):
                 self._drop_if_lost(one)
 
-    def _drop_if_lost(self, one: Begun) -> None:
+    def _drop_if_lost(self, one: PendingCheckpoint) -> None:
         gone = sorted(self._lost[one.generation] - one.paths.keys())
         if gone and one.name in self._begun:
             self._drop(one, f"rank {gone[0]} was lost before its part was staged")
 
-    def _drop(self, one: Begun, why: str | None) -> None:
+    def _drop(self, one: PendingCheckpoint, why: str | None) -> None:
         del self._begun[one.name]
         self._dropped.add(one.name)
         self._release(one, again=False)
@@ -163,14 +163,14 @@ class Coordinator:
             if (one := self._staged.pop(staged, None)) is not None:
                 self._release(one, again=True)
 
-    def _release(self, one: Begun, *, again: bool) -> None:
-        self._uploader.place.remove(one.name, again=again)
+    def _release(self, one: PendingCheckpoint, *, again: bool) -> None:
+        self._uploader.area.remove(one.name, again=again)
         for owner in one.owners:
             owner.send("release", step=one.step, stored=self._uploader.stored)
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def answer(self, owner: Speaks, about: str, number: int, **asked: Any) -> None:
+    def answer(self, owner: RankConnection, about: str, number: int, **asked: Any) -> None:
         """Answer a rank's question `number`."""
         if about == "back":  # in a thread, because it waits for the store
             arguments = owner, number
@@ -217,7 +217,7 @@ class Coordinator:
             self._uploader.notice(f"{message}two earlier ones are still being written")
         return WAIT if required else SKIP
 
-    def _back(self, owner: Speaks, number: int) -> None:
+    def _back(self, owner: RankConnection, number: int) -> None:
         try:
             self._rewind()
             owner.send("answer", number=number, checkpoint=self.folder)
@@ -227,7 +227,7 @@ class Coordinator:
     @property
     def folder(self) -> str | None:
         """The folder of the checkpoint from which ranks start; None: they start at step 0."""
-        folder = self._uploader.place.work / RESUME
+        folder = self._uploader.area.work / RESUME
         return str(folder) if (folder / STATE).exists() else None
 
     def restore(self) -> None:

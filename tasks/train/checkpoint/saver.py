@@ -20,7 +20,7 @@ from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.channel import Channel, busy_with_store
 from trainwright.tasks.train.checkpoint.coordinator import SKIP, SPILL, WAIT, WRITE
 from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER, State
-from trainwright.tasks.train.checkpoint.staged import Place, part_name
+from trainwright.tasks.train.checkpoint.staged import StagingArea, part_name
 from trainwright.tasks.train.checkpoint.tensors import (
     SHARDED_ABOVE_BYTES,
     as_file,
@@ -50,8 +50,10 @@ class Saver:
     def __init__(self, rank: Rank, channel: Channel, order: Order) -> None:
         self._rank, self._channel, self._policy = rank, channel, rank.spec.checkpoint
         self._sharded, self._generation = order.sharded, -1
-        self._place = Place(Path(order.request.work_folder), order.launch) if order.launch else None
-        self._directly = self._place is not None and rank.device.type == "cpu"
+        self._area = (
+            StagingArea(Path(order.request.work_folder), order.launch) if order.launch else None
+        )
+        self._directly = self._area is not None and rank.device.type == "cpu"
         self._changed = threading.Condition()
         self._under_way: set[int] = set()
         self.stored = 0
@@ -122,10 +124,10 @@ class Saver:
         try:
             for file, pieces in files.items():
                 size = sum(map(len, pieces))
-                if self._place is None:
+                if self._area is None:
                     paths.append(send_file(self._channel, name, file, pieces, spill=spill))
                     continue
-                with self._place.create(name, file, size, spill=spill) as opened:
+                with self._area.create(name, file, size, spill=spill) as opened:
                     opened.writelines(pieces)
                     paths.append(opened.name)
         except (OSError, TrainwrightError) as error:

@@ -49,7 +49,7 @@ def part_name(generation: int, step: int) -> str:
     return f"step-{step:08d}-{generation}"
 
 
-class Place:
+class StagingArea:
     """The staging folders of one launch."""
 
     def __init__(self, work: Path, launch: str) -> None:
@@ -133,9 +133,11 @@ class Place:
 class Staged:
     """A complete checkpoint in the staging folder."""
 
-    def __init__(self, place: Place, name: str, state: State, paths: Mapping[str, Path]) -> None:
+    def __init__(
+        self, area: StagingArea, name: str, state: State, paths: Mapping[str, Path]
+    ) -> None:
         self.state, self.is_synced = state, False
-        self._place, self._name, self._paths = place, name, paths
+        self._area, self._name, self._paths = area, name, paths
 
     @property
     def step(self) -> int:
@@ -156,8 +158,8 @@ class Staged:
 
     def mark(self, boot: str | None) -> None:
         """Mark it for the next launch, valid for one boot of this machine, or for good (None)."""
-        mark = self._place.disk / f"{self._name}.json"
-        inside = [os.path.relpath(path, self._place.work) for path in self._paths.values()]
+        mark = self._area.disk / f"{self._name}.json"
+        inside = [os.path.relpath(path, self._area.work) for path in self._paths.values()]
         content = {"state": vars(self.state), "paths": inside, "boot": boot}
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)

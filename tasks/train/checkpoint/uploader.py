@@ -26,7 +26,7 @@ from trainwright.tasks.train.checkpoint.fence import (
     read_index,
     retained,
 )
-from trainwright.tasks.train.checkpoint.staged import RESUME, Place, Staged
+from trainwright.tasks.train.checkpoint.staged import RESUME, Staged, StagingArea
 from trainwright.tasks.train.record import metrics
 from trainwright.tasks.train.record.journal import Journals
 
@@ -71,7 +71,7 @@ def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[in
     """
     index, _ = read_index(store)
     fence, newest, saved = Fence(store, index.owner), index.newest, []
-    found = [one for one in Place(work, index.owner).found() if one.step > newest]
+    found = [one for one in StagingArea(work, index.owner).found() if one.step > newest]
     for one in _kept(found, policy):
         try:
             upload(fence, one, Journals(work), policy, newest)
@@ -110,7 +110,7 @@ class Uploader:
     def __init__(
         self,
         open_store: Callable[[float | None], ObjectStore],
-        place: Place,
+        area: StagingArea,
         policy: CheckpointPolicy,
         *,
         stored: int,
@@ -121,9 +121,9 @@ class Uploader:
         `require_mine` raises RunHeld if the lease is lost; `report` receives `notice` and
         `checkpoint` events.
         """
-        self._open, self.place, self._policy = open_store, place, policy
+        self._open, self.area, self._policy = open_store, area, policy
         self._require_mine, self._report = require_mine, report
-        self.stored, self.journals = stored, Journals(place.work)
+        self.stored, self.journals = stored, Journals(area.work)
         self.removed: Callable[[Staged], None] = lambda one: None
         """called for each checkpoint that is uploaded or dropped"""
         self._fence: Fence | None = None
@@ -215,7 +215,7 @@ class Uploader:
                 stop.set()
         message = (
             f"the checkpoint of step {self._queue[-1].step} could not be stored: {self._away}; "
-            f"it is kept in {self.place.disk}: start again on this machine to upload it"
+            f"it is kept in {self.area.disk}: start again on this machine to upload it"
         )
         if not stopped:
             raise ServiceUnreachable(message, service="store")
@@ -224,7 +224,7 @@ class Uploader:
     def go_back(self, stop: threading.Event, patience_s: float) -> None:
         """Upload all, then `rewind`. No rank may take a checkpoint meanwhile."""
         self.settle(stop, patience_s)
-        state = rewind(Fence(self._open(None), self.place.launch), self.place.work)
+        state = rewind(Fence(self._open(None), self.area.launch), self.area.work)
         self.stored = state.step if state is not None else 0
         if self._fence is not None:
             self._fence.look_again()
@@ -298,14 +298,14 @@ class Uploader:
         if self._fence is None or one.largest_bytes > self._largest:
             self._largest = one.largest_bytes
             store = self._open(ANSWER_S + self._largest / SLOWEST_BYTES_PER_S)
-            self._fence = Fence(store, self.place.launch)
+            self._fence = Fence(store, self.area.launch)
         return self._fence
 
     def _is_away(self, error: str) -> None:
         now = time.monotonic()
         if not self._away:
             self._away_since = now
-            self.notice(f"{error}; until it is back, checkpoints are kept in {self.place.disk}")
+            self.notice(f"{error}; until it is back, checkpoints are kept in {self.area.disk}")
         self._away = error
         self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * self._pause_s))
         self._retry_at = now + self._pause_s

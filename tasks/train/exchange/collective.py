@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.exchange.host_name import own_address, stand_for_address
+from trainwright.tasks.train.exchange.host_name import own_address, rename_host_to_address
 from trainwright.tasks.train.exchange.mesh import Mesh
 
 TORCHRUN = "env://"
@@ -68,7 +68,7 @@ class HorovodCollective:
     def __init__(self) -> None:
         import horovod.torch as hvd
 
-        stand_for_address()
+        rename_host_to_address()
         try:
             hvd.init()
         except (ValueError, RuntimeError) as error:  # another rank was killed meanwhile

@@ -40,7 +40,7 @@ def own_address() -> str:
     return "127.0.0.1" if single_host else socket.gethostbyname(socket.gethostname())
 
 
-def stand_for_address() -> None:
+def rename_host_to_address() -> None:
     """If the host name resolves to another address, rename the host to its address; needs root.
 
     Only this thread, and threads that it starts from now on, see the change (a new UTS namespace).

@@ -27,7 +27,7 @@ from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.checkpoint.fence import STATE
 from trainwright.tasks.train.checkpoint.files import FILE, parsed
-from trainwright.tasks.train.checkpoint.staged import RESUME, Place
+from trainwright.tasks.train.checkpoint.staged import RESUME, StagingArea
 from trainwright.tasks.train.record.journal import StepJournal, segment_path
 
 GIVE, TAKE, JOURNAL = "give", "take", "journal"
@@ -92,7 +92,7 @@ class TransferServer:
 
     def __init__(self, work: Path, launch: str | None, rank: int) -> None:
         self._work, self._rank = work, rank
-        self._place = Place(work, launch or "")
+        self._area = StagingArea(work, launch or "")
         self._writing: BinaryIO | None = None
         self._written: dict[str, list[str]] = {}
         """the files of each part"""
@@ -125,7 +125,7 @@ class TransferServer:
             return
         _require(_PART.match(part) and FILE.match(file), f"rank {self._rank} gave {part}/{file}")
         self._close()
-        self._writing = self._place.create(part, file, size, spill=spill)
+        self._writing = self._area.create(part, file, size, spill=spill)
         self._written.setdefault(part, []).append(self._writing.name)
 
     def _take(self, name: str, at: int) -> str:

@@ -34,7 +34,7 @@ from trainwright.tasks.train.request import Order
 _END_GRACE_S = 5.0
 _CHECK_EVERY_S = 0.5
 _ORDER = "order.json"
-LOOPBACK_WAY = {INTERFACE: "lo"}
+LOOPBACK_VARIABLES = {INTERFACE: "lo"}
 """The interface variables of the ranks if all of them run on this machine."""
 
 
@@ -52,7 +52,7 @@ class Hosts:
         self._devices = order.request.plan.devices
         self._pool = load_pool(order.request.job.pool)
         self._sessions: dict[str, Session] = {}
-        self._ways: dict[str, dict[str, str]] = {}
+        self._variables: dict[str, dict[str, str]] = {}
         self._data: dict[str, str] = {}
         self._reconnector: Reconnector | None = None
         self.peers: set[str] = set()
@@ -62,7 +62,7 @@ class Hosts:
             self.address = self._own_address()
             """this machine's address, as the hosts see it"""
             self._reach()
-            self._each(self._give)
+            self._each(self._stage_files)
         except BaseException:
             self.close()
             raise
@@ -122,7 +122,7 @@ class Hosts:
             )
         return routes.pop()
 
-    def _give(self, session: Session) -> None:
+    def _stage_files(self, session: Session) -> None:
         """Copy the model's source to a host, and the data if the host lacks it."""
         folder = Path(self._order.request.source_folder)
         for path in sorted(
@@ -150,13 +150,13 @@ class Hosts:
                 service="rendezvous",
                 address=self.address,
             )
-        self._ways[session.address] = _way(reply["interface"], reply["address"])
+        self._variables[session.address] = interface_variables(reply["interface"], reply["address"])
         self.peers.add(reply["address"])
 
     @property
-    def way(self) -> dict[str, str]:
+    def own_interface(self) -> dict[str, str]:
         """The interface variables for the ranks on this machine."""
-        return _way(interface_of(self.address), self.address)
+        return interface_variables(interface_of(self.address), self.address)
 
     def share(self, rank: int) -> RemoteShare:
         """The rank's share of its host's CPU."""
@@ -181,7 +181,7 @@ class Hosts:
         """Check and prepare a host that was lost; its ranks' new CPU shares."""
         self._check(session)
         self._reach_from(session)
-        self._give(session)
+        self._stage_files(session)
         shares = {
             rank: RemoteShare(session, str(rank), device.cores)
             for rank, device in enumerate(self._devices)
@@ -221,7 +221,7 @@ class Hosts:
             f"{session.work}/{_ORDER}",
             name,
         ]
-        session.start(name, command, environment | self._ways[session.address], process)
+        session.start(name, command, environment | self._variables[session.address], process)
         return process, channel
 
     def is_gone(self, rank: int) -> bool:
@@ -260,7 +260,7 @@ class Hosts:
             self._reconnector.close()
 
 
-def _way(interface: str, address: str) -> dict[str, str]:
+def interface_variables(interface: str, address: str) -> dict[str, str]:
     """The environment variables that name a machine's interface to the others, and its address."""
     return {INTERFACE: interface, ADDRESS: address}
 

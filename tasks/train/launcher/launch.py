@@ -58,7 +58,7 @@ def train(
         raise RunHeld(
             "the lease on the devices was lost before training began; nothing was changed"
         )
-    owner, state = _take_up(request, store, work, token)
+    owner, state = _claim(request, store, work, token)
     order = Order(
         request=request,
         mode="train",
@@ -71,7 +71,7 @@ def train(
     staged.prepare(work)
     uploader = Uploader(
         request.store,
-        staged.Place(work, owner),
+        staged.StagingArea(work, owner),
         request.job.train.checkpoint,
         stored=state.step if state is not None else 0,
         require_mine=lambda: _require_mine(still_mine),
@@ -81,7 +81,7 @@ def train(
         with events.recording(work), uploader:
             done, shares = _train(order, uploader, state, stop, still_mine, token)
     except RunHeld:
-        uploader.place.forget()
+        uploader.area.forget()
         raise  # another launch owns the run folder
     except BaseException as error:
         try:
@@ -102,7 +102,7 @@ def train(
     return result_of(order, store, done, shares, state.step if state is not None else None)
 
 
-def _take_up(
+def _claim(
     request: TrainRequest, store: ObjectStore, work: Path, token: int | None
 ) -> tuple[str, files.State | None]:
     """Claim the run for this launch: the launch's name, and the newest checkpoint's state."""
@@ -163,7 +163,7 @@ def _train(
         raise
     finally:
         if uploader.has_all:
-            uploader.place.forget()
+            uploader.area.forget()
     return done, launcher.shares
 
 

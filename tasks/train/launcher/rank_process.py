@@ -111,18 +111,24 @@ class RankProcess:
 
 
 def start_process(
-    order: Path, number: int | None, *, slot: int, threads: int, log: Path, way: dict[str, str]
+    order: Path,
+    number: int | None,
+    *,
+    slot: int,
+    threads: int,
+    log: Path,
+    interface: dict[str, str],
 ) -> RankProcess:
     """Start the process of a device, or a spare one, on this machine. It dies with this thread.
 
-    `way` holds the variables that name the interface to the other ranks.
+    `interface` holds the variables that name the interface to the other ranks.
     """
     channel = LauncherChannel()
     descriptor = channel.other_end.fileno()
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(_SCRUBBED)
     }
-    environment |= own_environment(slot, threads) | way | {VARIABLE: str(descriptor)}
+    environment |= own_environment(slot, threads) | interface | {VARIABLE: str(descriptor)}
     place = SPARE if number is None else str(number)
     command = dying_with_parent(
         [sys.executable, "-m", "trainwright.tasks.train.worker.entry", str(order), place]

@@ -15,7 +15,7 @@ from trainwright.estimator.devices import threads_of
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.exchange.rendezvous import Rendezvous
-from trainwright.tasks.train.hosts.hosts import LOOPBACK_WAY, Hosts, machine
+from trainwright.tasks.train.hosts.hosts import LOOPBACK_VARIABLES, Hosts, machine
 from trainwright.tasks.train.hosts.remote_rank import RemoteShare
 from trainwright.tasks.train.launcher.rank_process import (
     RankProcess,
@@ -41,7 +41,7 @@ class RankProcesses:
         self._spares = 0
         self._hosts: Hosts | None = None
         self._unreachable: frozenset[int] = frozenset()
-        self._way = LOOPBACK_WAY
+        self._interface = LOOPBACK_VARIABLES
         self._selector = selectors.DefaultSelector()
 
     def prepare(self) -> None:
@@ -50,7 +50,7 @@ class RankProcesses:
         (self._work / "logs").mkdir(parents=True, exist_ok=True)
         if not all(device.local for device in self._devices):
             self._hosts = hosts = Hosts(self._order, self._work, self._check)
-            self._way = hosts.way
+            self._interface = hosts.own_interface
             self.rendezvous = Rendezvous(
                 self._order.backend, self._work, hosts.address, hosts.peers
             )
@@ -76,7 +76,12 @@ class RankProcesses:
             process = RankProcess(number, *remote, log)
         else:
             process = start_process(
-                self._order_file, number, slot=number, threads=threads, log=log, way=self._way
+                self._order_file,
+                number,
+                slot=number,
+                threads=threads,
+                log=log,
+                interface=self._interface,
             )
         self.by_number[number] = self._listen_to(process)
 
@@ -85,7 +90,9 @@ class RankProcesses:
         self._spares += 1
         slot, log = len(self._devices) + self._spares, self._work / "logs" / "spare.log"
         self.spare = self._listen_to(
-            start_process(self._order_file, None, slot=slot, threads=1, log=log, way=self._way)
+            start_process(
+                self._order_file, None, slot=slot, threads=1, log=log, interface=self._interface
+            )
         )
 
     def assign_spare(self, number: int) -> None:

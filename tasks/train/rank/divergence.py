@@ -19,15 +19,17 @@ RAN_AWAY, FIRST_LOSSES, JUDGED_AFTER = 10.0, 10, 20
 """Diverged: the smoothed loss is ten times the mean of the first ten, from the 20th step on."""
 
 
-class RanAway(Exception):  # not a TrainwrightError: the training loop goes back to a checkpoint
+class LossDiverged(
+    Exception
+):  # not a TrainwrightError: the training loop goes back to a checkpoint
     """The loss diverged or is not finite."""
 
 
 def judge(state: State, loss: float, rate: float) -> None:
-    """Add a step's loss. Raises RanAway if it is not finite or the smoothed loss has diverged."""
+    """Add a step's loss. Raises LossDiverged if it is not finite, or too high when smoothed."""
     moment = f"at step {state.step} (learning rate {rate:.3g})"
     if not math.isfinite(loss):
-        raise RanAway(f"the loss is {loss} {moment}")
+        raise LossDiverged(f"the loss is {loss} {moment}")
     if len(state.first_losses) < FIRST_LOSSES:
         state.first_losses.append(loss)
         state.smoothed_loss = statistics.fmean(state.first_losses)
@@ -35,16 +37,16 @@ def judge(state: State, loss: float, rate: float) -> None:
     state.smoothed_loss = SMOOTHING * state.smoothed_loss + (1 - SMOOTHING) * loss
     beginning = statistics.fmean(state.first_losses)
     if state.step >= JUDGED_AFTER and beginning > 0 and state.smoothed_loss > RAN_AWAY * beginning:
-        raise RanAway(
+        raise LossDiverged(
             f"the loss diverged {moment}: smoothed {state.smoothed_loss:.3g}, "
             f"at the start {beginning:.3g}"
         )
 
 
 def require_finite(model: nn.Module, step: int) -> None:
-    """Raises RanAway if a parameter is not finite, so that no such checkpoint is taken."""
+    """Raises LossDiverged if a parameter is not finite, so that no such checkpoint is taken."""
     # The sum is fast. It may overflow though all values are finite: only then, check each value.
     if not all(
         bool(tensor.sum().isfinite() or tensor.isfinite().all()) for tensor in model.parameters()
     ):
-        raise RanAway(f"parameters are NaN or infinite after step {step - 1}")
+        raise LossDiverged(f"parameters are NaN or infinite after step {step - 1}")

@@ -16,7 +16,7 @@ from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.saver import Saver
 from trainwright.tasks.train.hosts.checkpoint_transfer import SentJournal
-from trainwright.tasks.train.rank.divergence import RanAway, judge, require_finite
+from trainwright.tasks.train.rank.divergence import LossDiverged, judge, require_finite
 from trainwright.tasks.train.rank.optimizer import learning_rate_at
 from trainwright.tasks.train.rank.rank import Rank, StepFigures
 from trainwright.tasks.train.record.journal import StepJournal
@@ -126,7 +126,7 @@ class Training:
                 self.batch.obey_replay(state)
                 stopped, leave = self.step(order, begun)
                 stepped = True
-            except RanAway as error:
+            except LossDiverged as error:
                 self._go_back(str(error))
                 stopped = leave = stepped = False
         if self.writer is not None:
@@ -160,7 +160,7 @@ class Training:
         """Train one step; whether a stop was requested, and whether all leave the group after it.
 
         `order` holds the epoch's rows, of which `begun` are taken. The rank's own time is the
-        step's time without waiting for other ranks. Raises RanAway if the loss diverges.
+        step's time without waiting for other ranks. Raises LossDiverged if the loss diverges.
         """
         rank, state = self.rank, self._state
         started, waited_s, recording_s = (

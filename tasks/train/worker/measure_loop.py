@@ -35,7 +35,7 @@ from trainwright.tasks.runs.artefacts import DataSchema, Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.batch.sampling import epoch_order
-from trainwright.tasks.train.channel import Computes, Message, Waits
+from trainwright.tasks.train.channel import Message, PeerStatus, RankStatus
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import Order, TrainRequest
@@ -90,7 +90,7 @@ class _Unheard:
     def __init__(self) -> None:
         self.released: Callable[[int, int], None] = lambda step, stored: None
 
-    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+    def attend(self, peers: PeerStatus, rank: RankStatus | None = None) -> None:
         return
 
     def send(self, kind: str, **fields: Any) -> None:

@@ -36,7 +36,7 @@ from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker.low_priority import at_low_priority
 from trainwright.tasks.train.worker.lr_ramp import begin_search, search
-from trainwright.tasks.train.worker.torchrun import AloneChannel, is_launcher
+from trainwright.tasks.train.worker.torchrun import TorchrunChannel, is_launcher
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 
@@ -45,7 +45,7 @@ def main(order_path: Path, place: str) -> int:
     faulthandler.enable()
     map_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C does
-    alone = AloneChannel() if is_launcher() else None
+    alone = TorchrunChannel() if is_launcher() else None
     channel: Channel = alone or RankChannel()
     training = None
     try:

@@ -31,7 +31,7 @@ from trainwright.tasks.leases.launch_right import own_name, resource
 from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 from trainwright.tasks.runs.artefacts import Status
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.train.channel import Computes, Message, Waits
+from trainwright.tasks.train.channel import Message, PeerStatus, RankStatus
 from trainwright.tasks.train.checkpoint import fence, staged
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.checkpoint.uploader import Uploader, recover, rewind
@@ -48,7 +48,7 @@ def is_launcher() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-class AloneChannel:
+class TorchrunChannel:
     """Prints messages. Rank 0 coordinates checkpoints; the other ranks report to it.
 
     They report through torchrun's store. It suffices: rank 0's part holds all tensors of a
@@ -143,7 +143,7 @@ class AloneChannel:
         staged.prepare(work)
         self._uploader = Uploader(
             request.store,
-            staged.Place(work, right.owner),
+            staged.StagingArea(work, right.owner),
             policy,
             stored=state.step if state is not None else 0,
             require_mine=require_mine,
@@ -165,7 +165,7 @@ class AloneChannel:
 
     def _forget(self) -> None:
         if self._uploader is not None and self._uploader.has_all:
-            self._uploader.place.forget()
+            self._uploader.area.forget()
 
     def _gather(self, work: Path) -> None:
         """Rank 0's thread: collects the other ranks' parts of each checkpoint."""
@@ -187,7 +187,7 @@ class AloneChannel:
         """Release the run."""
         self._held.close()
 
-    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+    def attend(self, peers: PeerStatus, rank: RankStatus | None = None) -> None:
         return
 
     def send(self, kind: str, **fields: Any) -> None:

@@ -134,7 +134,7 @@ def test_the_interval_widens_with_the_scatter_of_steps_and_with_unmeasured_opera
     calm, noisy = calibration(noise=0.05), calibration(noise=0.6)
     ends = [
         (found.low_factor, found.high_factor)
-        for found in (one.about(structure("conv"), 32) for one in (noisy, calm))
+        for found in (one.uncertainty(structure("conv"), 32) for one in (noisy, calm))
     ]
     assert 0 < ends[0][0] < ends[1][0] < 1 < ends[1][1] < ends[0][1]
     known, strange = (

@@ -194,11 +194,11 @@ def test_error_and_interval_come_from_networks_that_the_fit_left_out(
     calibration: Calibration,
 ) -> None:
     assert calibration.cross_validated_error.p90 < 0.1
-    found = calibration.about(_structure(3, 3e6), 32)
+    found = calibration.uncertainty(_structure(3, 3e6), 32)
     assert 0.85 < found.low_factor < 1 < found.high_factor < 1.2
     noisy = _calibration(noise=0.4)
     assert noisy.cross_validated_error.median > 0.05
-    found = noisy.about(_structure(3, 3e6), 32)
+    found = noisy.uncertainty(_structure(3, 3e6), 32)
     assert found.high_factor - found.low_factor > 0.3
 
 
@@ -233,8 +233,8 @@ def test_the_interval_is_of_wall_clock_time_under_the_load_seen_in_calibration(
     calibration: Calibration,
 ) -> None:
     restless = _calibration(drift=0.5)
-    found = restless.about(_structure(3, 3e6), 32)
-    assert calibration.about(_structure(3, 3e6), 32).high_factor < 1.2
+    found = restless.uncertainty(_structure(3, 3e6), 32)
+    assert calibration.uncertainty(_structure(3, 3e6), 32).high_factor < 1.2
     assert found.high_factor == pytest.approx(
         1.25, rel=0.1
     )  # half of the steps at 1, half at 1.5 times; normalised to 1.25
@@ -248,7 +248,7 @@ def test_unmeasured_operations_lower_the_coverage_and_are_named(
         update={"kind": "aten.fft", "family": "other", "count": 400}
     )
     unknown = known.model_copy(update={"trace": [*known.trace, strange]})
-    sure, unsure = (calibration.about(one, 32) for one in (known, unknown))
+    sure, unsure = (calibration.uncertainty(one, 32) for one in (known, unknown))
     assert (sure.coverage, sure.unknown) == (1.0, ())
     assert 0.0 < unsure.coverage < 0.9
     assert unsure.unknown == ("aten.fft",)
@@ -261,7 +261,7 @@ def test_unmeasured_half_precision_is_named(calibration: Calibration) -> None:
     half = known.model_copy(
         update={"trace": [one.model_copy(update={"dtype": "bfloat16"}) for one in known.trace]}
     )
-    found = calibration.about(half, 32)
+    found = calibration.uncertainty(half, 32)
     assert found.coverage == pytest.approx(0.0, abs=1e-9)
     assert found.unknown == ("aten.convolution in bfloat16", "aten.add in bfloat16")
 

@@ -156,7 +156,7 @@ def test_a_calibrated_curve_follows_the_calibration_around_the_traced_batch_size
     calibration, structure = _calibration(), _structure()
     curve = predict_curve(structure, calibration, device_type="cpu", cores=1.0)
     assert (curve.mode, curve.coverage) == ("calibrated", 1.0)
-    about = calibration.about(structure, structure.batch_size)
+    about = calibration.uncertainty(structure, structure.batch_size)
     assert (curve.low_factor, curve.high_factor) == (about.low_factor, about.high_factor)
     for batch_size in (8, 32, 64, 256):
         (seconds,) = calibration.step_times_s(structure, [batch_size])

@@ -101,7 +101,7 @@ def test_a_calibration_states_its_quality(calibration: Calibration) -> None:
 def test_a_calibration_covers_the_operations_of_a_convolutional_network(
     calibration: Calibration, structure: Structure
 ) -> None:
-    assert calibration.about(structure, 16).coverage == 1.0
+    assert calibration.uncertainty(structure, 16).coverage == 1.0
     small, large = calibration.step_times_s(structure, [16, 512])
     assert large >= small > 0
 

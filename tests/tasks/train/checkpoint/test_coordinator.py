@@ -63,8 +63,8 @@ class Store(FolderStore):
 class RankEnd:
     """The checkpoint side of a rank's process."""
 
-    def __init__(self, number: int, place: staged.Place) -> None:
-        self.number, self.place, self.journal = number, place, StepJournal(place.work, number)
+    def __init__(self, number: int, area: staged.StagingArea) -> None:
+        self.number, self.area, self.journal = number, area, StepJournal(area.work, number)
         self.under_way: list[int] = []
         self.answers: list[dict[str, Any]] = []
 
@@ -84,7 +84,7 @@ class RankEnd:
         file = f"model-0000{self.number + 1}-of-00002.safetensors"
         pieces = as_file({f"w{self.number}": torch.full((2,), float(step))})
         name, size = staged.part_name(generation, step), sum(map(len, pieces))
-        with self.place.create(name, file, size, spill=spill) as opened:
+        with self.area.create(name, file, size, spill=spill) as opened:
             opened.writelines(pieces)
         state = vars(files.State(step=step, epoch=0, split=[1, 1], best=best))
         report = {"generation": generation, "step": step, "paths": [opened.name]}
@@ -98,10 +98,10 @@ class Launch:
         self.store, self.work, self.policy = Store(folder / "run"), folder / "work", policy
         self.owner = fence.claim(self.store, None).owner
         self.mine, self.messages = True, list[str]()
-        self.place = staged.Place(self.work, self.owner)
+        self.area = staged.StagingArea(self.work, self.owner)
         self.uploader = Uploader(
             lambda _: self.store,
-            self.place,
+            self.area,
             policy,
             stored=0,
             require_mine=self.require_mine,
@@ -117,7 +117,7 @@ class Launch:
         )
         self.stopped = threading.Event()
         self.stopped.set()
-        self.ranks = [RankEnd(number, self.place) for number in (0, 1)]
+        self.ranks = [RankEnd(number, self.area) for number in (0, 1)]
         self.coordinator.begin(1, [0, 1])
 
     def require_mine(self) -> None:
@@ -150,7 +150,7 @@ class Launch:
     @property
     def staged(self) -> list[int]:
         """The staged checkpoints that the next launch would find."""
-        return [one.step for one in self.place.found()]
+        return [one.step for one in self.area.found()]
 
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + 60
@@ -210,7 +210,7 @@ def test_a_part_that_arrives_after_another_rank_was_lost_is_dropped(launch: Laun
     launch.coordinator.lost(1)
     launch.report(0, launch.ranks[0].take(10))
     assert launch.under_way == [[], []]
-    launch.ranks[1] = RankEnd(1, launch.place)
+    launch.ranks[1] = RankEnd(1, launch.area)
     launch.coordinator.begin(2, [0, 1])
     launch.save(10, generation=2)
     launch.until(lambda: launch.steps == [10])
@@ -315,7 +315,7 @@ def test_during_an_outage_checkpoints_are_kept_on_disk_by_the_policy_and_uploade
             launch.save(step, spill=True)
         launch.until(lambda: launch.under_way == [[10, 30, 40]] * 2)
         assert launch.staged == [10, 30, 40]
-        marks = [launch.place.disk / f"step-000000{step}-1.json" for step in (30, 40)]
+        marks = [launch.area.disk / f"step-000000{step}-1.json" for step in (30, 40)]
         launch.until(lambda: all('"boot": null' in mark.read_text() for mark in marks))
         assert launch.steps == []
         launch.store.away = False
@@ -405,7 +405,7 @@ def test_after_any_events_exactly_the_complete_checkpoints_count(
                 whole |= {at[rank]} if at[1 - rank] >= at[rank] else set()
             elif what == "lose":
                 launch.coordinator.lost(rank)
-                launch.ranks[rank] = RankEnd(rank, launch.place)
+                launch.ranks[rank] = RankEnd(rank, launch.area)
                 generation, at = generation + 1, [max(at)] * 2
                 launch.coordinator.begin(generation, [0, 1])
             elif what == "pause":

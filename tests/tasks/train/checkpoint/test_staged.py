@@ -32,7 +32,7 @@ def stage(
     work: Path, launch: str, step: int, *, shards: bool = False, spill: bool = False
 ) -> staged.Staged:
     """Stage a checkpoint of two ranks, with a shard from each or one file from the first."""
-    place, tensor = staged.Place(work, launch), torch.full((2,), float(step))
+    area, tensor = staged.StagingArea(work, launch), torch.full((2,), float(step))
     parts = {rank: {f"w{rank}": tensor} for rank in (0, 1)}
     wanted = {f"model-0000{rank + 1}-of-00002.safetensors": parts[rank] for rank in (0, 1)}
     if not shards:
@@ -40,18 +40,18 @@ def stage(
     name, paths = staged.part_name(1, step), list[str]()
     for file, tensors in wanted.items():
         pieces = as_file(tensors)
-        with place.create(name, file, sum(map(len, pieces)), spill=spill) as opened:
+        with area.create(name, file, sum(map(len, pieces)), spill=spill) as opened:
             opened.writelines(pieces)
             paths.append(opened.name)
     for rank in (0, 1):
         journal = StepJournal(work, rank)
         journal.add(step=0, rank=rank)
     state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1], owner=launch)
-    return place.stage(name, state, paths)
+    return area.stage(name, state, paths)
 
 
 def mark_of(work: Path, launch: str) -> Path:
-    (mark,) = staged.Place(work, launch).disk.glob("step-*.json")
+    (mark,) = staged.StagingArea(work, launch).disk.glob("step-*.json")
     return mark
 
 
@@ -131,7 +131,7 @@ def unmarked(work: Path, owner: str) -> None:
 
 def removed(work: Path, owner: str) -> None:
     stage(work, owner, 7)
-    staged.Place(work, owner).remove(staged.part_name(1, 7), again=True)
+    staged.StagingArea(work, owner).remove(staged.part_name(1, 7), again=True)
 
 
 def lost_file(work: Path, owner: str) -> None:
@@ -260,7 +260,7 @@ def test_checkpoints_synced_to_disk_survive_a_restart_of_the_machine(
     store, work, owner = run
     stage(work, owner, 7, spill=True).sync()
     stage(work, owner, 9, spill=True)
-    for mark in staged.Place(work, owner).disk.glob("*.json"):
+    for mark in staged.StagingArea(work, owner).disk.glob("*.json"):
         content = json.loads(mark.read_text())
         content["boot"] = content["boot"] and "another"
         mark.write_text(json.dumps(content))
@@ -270,9 +270,9 @@ def test_checkpoints_synced_to_disk_survive_a_restart_of_the_machine(
 def test_forget_removes_only_the_launchs_own_checkpoints(tmp_path: Path) -> None:
     for owner in ("mine", "theirs"):
         stage(tmp_path, owner, 7)
-    staged.Place(tmp_path, "mine").forget()
+    staged.StagingArea(tmp_path, "mine").forget()
     assert [path.name for path in (tmp_path / staged.STAGING).iterdir()] == ["theirs"]
-    staged.Place(tmp_path, "theirs").forget()
+    staged.StagingArea(tmp_path, "theirs").forget()
     assert left(tmp_path) == []
 
 
@@ -346,7 +346,7 @@ def test_a_part_goes_to_the_other_folder_if_one_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spill: bool
 ) -> None:
     wanted, other = (staged.SPILL, staged.STAGING) if spill else (staged.STAGING, staged.SPILL)
-    place = staged.Place(tmp_path, "mine")
+    area = staged.StagingArea(tmp_path, "mine")
     usage = shutil.disk_usage
 
     def full(folder: Path) -> Any:
@@ -355,12 +355,12 @@ def test_a_part_goes_to_the_other_folder_if_one_has_no_room(
     (tmp_path / wanted).mkdir()
     with monkeypatch.context() as there:
         there.setattr(shutil, "disk_usage", full)
-        with place.create("step-00000007-1", "model.safetensors", 3, spill=spill) as opened:
+        with area.create("step-00000007-1", "model.safetensors", 3, spill=spill) as opened:
             assert opened.name == str(tmp_path / other / "mine/step-00000007-1/model.safetensors")
         there.setattr(staged, "LEFT_FREE_BYTES", 1 << 62)
         with pytest.raises(OSError, match="no room for 3 bytes in"):
-            place.create("step-00000007-1", "model.safetensors", 3, spill=spill)
-    with place.create("step-00000009-1", "model.safetensors", 3, spill=spill) as opened:
+            area.create("step-00000007-1", "model.safetensors", 3, spill=spill)
+    with area.create("step-00000009-1", "model.safetensors", 3, spill=spill) as opened:
         assert Path(opened.name).parents[2] == tmp_path / wanted
 
 
@@ -368,31 +368,31 @@ def test_a_checkpoint_whose_mark_cannot_be_written_is_not_found(tmp_path: Path) 
     (tmp_path / staged.SPILL).touch()
     one = stage(tmp_path, "mine", 7)
     assert [name for name, _ in one.files()] == ["model.safetensors"]
-    assert staged.Place(tmp_path, "mine").found() == []
+    assert staged.StagingArea(tmp_path, "mine").found() == []
 
 
 def test_files_are_reused_while_the_ranks_stay_the_same(tmp_path: Path) -> None:
-    place = staged.Place(tmp_path, "mine")
+    area = staged.StagingArea(tmp_path, "mine")
     inodes = []
     for step in (5, 7):
         stage(tmp_path, "mine", step)
         path = file_of(tmp_path, "mine", step)
         inodes.append(path.stat().st_ino)
         assert load(path.read_bytes())["w0"].tolist() == [step, step]
-        place.remove(staged.part_name(1, step), again=True)
+        area.remove(staged.part_name(1, step), again=True)
     assert inodes[0] == inodes[1]
     stage(tmp_path, "mine", 9, shards=True)
-    place.remove(staged.part_name(1, 9), again=True)
+    area.remove(staged.part_name(1, 9), again=True)
     free = sorted(path.name for path in (tmp_path / staged.STAGING / "mine/free").iterdir())
     assert free == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
 def test_a_reused_file_is_truncated_to_the_smaller_part(tmp_path: Path) -> None:
-    place = staged.Place(tmp_path, "mine")
+    area = staged.StagingArea(tmp_path, "mine")
     for step, size in ((5, 100), (7, 10)):
         pieces = as_file({"w": torch.zeros(size)})
         name = staged.part_name(1, step)
-        with place.create(name, "model.safetensors", sum(map(len, pieces)), spill=False) as opened:
+        with area.create(name, "model.safetensors", sum(map(len, pieces)), spill=False) as opened:
             opened.writelines(pieces)
         assert load(Path(opened.name).read_bytes())["w"].tolist() == [0.0] * size
-        place.remove(name, again=True)
+        area.remove(name, again=True)

@@ -12,7 +12,7 @@ from training_case import request
 
 from trainwright.tasks.data import dataset
 from trainwright.tasks.train import TrainRequest
-from trainwright.tasks.train.hosts.hosts import LOOPBACK_WAY
+from trainwright.tasks.train.hosts.hosts import LOOPBACK_VARIABLES
 from trainwright.tasks.train.launcher.rank_process import RankProcess, start_process
 from trainwright.tasks.train.request import Order
 
@@ -70,7 +70,7 @@ def test_a_spare_process_loads_the_data_only_when_it_is_assigned_a_device(
     table, elsewhere = tmp_path / "table.npz", tmp_path / "elsewhere.npz"
     table.rename(elsewhere)  # reading it fails now
     spare = start_process(
-        work / "order.json", None, slot=2, threads=1, log=work / "log", way=LOOPBACK_WAY
+        work / "order.json", None, slot=2, threads=1, log=work / "log", interface=LOOPBACK_VARIABLES
     )
     try:
         wait_for(spare, "loaded")

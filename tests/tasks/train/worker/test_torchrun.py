@@ -24,7 +24,7 @@ from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.checkpoint.fence import claim, folder_name, read_index
 from trainwright.tasks.train.checkpoint.files import parsed
-from trainwright.tasks.train.checkpoint.staged import Place, part_name
+from trainwright.tasks.train.checkpoint.staged import StagingArea, part_name
 from trainwright.tasks.train.record.journal import segment_path
 
 SLOW = {"type": "emulated", "speed": 1.0}
@@ -117,11 +117,11 @@ def test_torchrun_uploads_checkpoints_kept_on_this_machine_and_resumes_from_them
     index = json.loads(store.get("checkpoints.json"))
     newest = folder_name(index["checkpoints"].pop()["step"])
     store.put("checkpoints.json", json.dumps(index).encode())
-    place = Place(tmp_path / "work", index["owner"])
+    area = StagingArea(tmp_path / "work", index["owner"])
     state = parsed((tmp_path / "run" / newest / "state.json").read_bytes())
-    paths = [str(place.disk / part_name(1, state.step) / name) for name in state.sha256]
+    paths = [str(area.disk / part_name(1, state.step) / name) for name in state.sha256]
     shutil.move(tmp_path / "run" / newest, Path(paths[0]).parent)
-    place.stage(part_name(1, state.step), state, paths)
+    area.stage(part_name(1, state.step), state, paths)
     asked = request(tmp_path, [40], backend="torch", epochs=2)
     before = [
         row["compute_s"] for row in rows(asked, "steps-rank0")
