@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
-Message = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 
 
 class MountedService:
@@ -22,9 +22,9 @@ class MountedService:
 
     async def __call__(
         self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
+        scope: AsgiMessage,
+        receive: Callable[[], Awaitable[AsgiMessage]],
+        send: Callable[[AsgiMessage], Awaitable[None]],
     ) -> None:
         """Pass a request to the service."""
         if self._app is None:

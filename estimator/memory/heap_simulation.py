@@ -41,7 +41,7 @@ _PASSING, _PASSING_COUNT = _chunks(16, 24, 32, 48, 64, 96, 128, 200), 3
 _OUTLASTING_SHARE, _OUTLASTED_BLOCKS = 0.4, 3.0
 _LASTING = _chunks(200, 400, 1000, 2000, 3000)
 
-_Event = tuple[int, int, float, int]
+_HeapEvent = tuple[int, int, float, int]
 """Index among the codes of lifetimes; number of the storage; bytes; 1: made, -1: freed, 0: both."""
 
 
@@ -128,8 +128,8 @@ def _largest(
 
 
 def _moved(
-    events: list[_Event], successors: dict[int, int], found: int, each: int, step: int
-) -> list[_Event]:
+    events: list[_HeapEvent], successors: dict[int, int], found: int, each: int, step: int
+) -> list[_HeapEvent]:
     """A step's events with the numbers of its own storages.
 
     `found` is the number of storages from before all steps, `each` the number that each step makes.
@@ -192,7 +192,7 @@ class _Process:
         for one in self._blocks.pop(number, ()):
             self.heap.free(one)
 
-    def run(self, events: Sequence[_Event], phases: Sequence[tuple[int, int]]) -> None:
+    def run(self, events: Sequence[_HeapEvent], phases: Sequence[tuple[int, int]]) -> None:
         """Run events and autograd's phases in order.
 
         A phase is (index, 0: the graph begins, 1: the backward pass begins, 2: it has ended).

@@ -159,7 +159,7 @@ class Calibration(FrozenModel):
     def step(
         self, structure: Structure, batch_sizes: Sequence[int], at: int
     ) -> tuple[list[float], StepUncertainty]:
-        """`step_times_s`, and `uncertainty` at one batch size; takes little more time than the former."""
+        """`step_times_s`, and `uncertainty` at one batch size, in little more time."""
         step, count, raw = StepWork(structure), op_count(structure), []
         for size in batch_sizes:
             work = step(size)

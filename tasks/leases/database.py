@@ -37,8 +37,8 @@ _UNDONE = ("40001", "40P01")
 """PostgreSQL rolled the transaction back for another: serialisation failure, deadlock."""
 _WAL_WRITE_LOCK = 120
 """The byte of the -shm file that SQLite's writer locks (sqlite.org/walformat.html, 2.3.1)."""
-Result = TypeVar("Result")
-Statements = Callable[[Connection], Result]
+Returned = TypeVar("Returned")
+Statements = Callable[[Connection], Returned]
 
 
 class Database:
@@ -50,7 +50,7 @@ class Database:
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         self._has_tables = False
 
-    def autocommit(self, statements: Statements[Result]) -> Result:
+    def autocommit(self, statements: Statements[Returned]) -> Returned:
         """Run them one by one, each atomic by itself.
 
         Between two statements the client holds no lock, even if it is stopped there.
@@ -58,16 +58,16 @@ class Database:
         level = None if self._is_sqlite else "AUTOCOMMIT"
         return self._run(statements, lambda connection: None, isolation_level=level)
 
-    def serialised(self, statements: Statements[Result]) -> Result:
+    def serialised(self, statements: Statements[Returned]) -> Returned:
         """Run them in a transaction, at a time when no other serialised transaction runs."""
         return self._run(statements, self._lock)
 
     def _run(
         self,
-        statements: Statements[Result],
+        statements: Statements[Returned],
         begin: Callable[[Connection], None],
         isolation_level: str | None = None,
-    ) -> Result:
+    ) -> Returned:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 if not self._has_tables:

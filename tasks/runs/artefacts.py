@@ -21,7 +21,7 @@ from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.tasks.spec.job import Job, Task
 from trainwright.tasks.spec.pool import Device
 
-State = Literal["running", "success", "failed", "infeasible", "interrupted"]
+RunState = Literal["running", "success", "failed", "infeasible", "interrupted"]
 
 
 class Value(BaseModel):
@@ -49,7 +49,7 @@ class Status(Artefact):
     """status.json: the run's progress. It changes after sealing, so the manifest omits it."""
 
     FILE: ClassVar[str] = "status.json"
-    state: State
+    state: RunState
     step: str | None = Field(
         default=None, description="the running step, or the one in which the run ended"
     )
@@ -487,7 +487,7 @@ class Result(Artefact):
     """result.json"""
 
     FILE: ClassVar[str] = "result.json"
-    state: State
+    state: RunState
     metrics: dict[str, float]
     target_reached: bool | None
     predicted: Prediction | None

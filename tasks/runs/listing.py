@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.runs.artefacts import Manifest, Plan, Result, State, Status
+from trainwright.tasks.runs.artefacts import Manifest, Plan, Result, RunState, Status
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.settings import Settings
@@ -38,7 +38,7 @@ ENDED_FRESH_S = 10.0  # for a run that has ended, but may be continued
 _READERS = 8
 _KEPT_ROWS = 20_000
 
-Name = tuple[str, str]
+RunName = tuple[str, str]
 """Run id and job; runs are sorted by it."""
 
 
@@ -48,7 +48,7 @@ class RunRow(BaseModel):
     run: str
     id: str
     job: str
-    state: State | str
+    state: RunState | str
     step: str | None = None
     holder: str | None = None
     started_at: str | None = None
@@ -90,8 +90,8 @@ class Listing:
         self._settings = settings
         self._store: ObjectStore = open_store(store_uri, settings)
         self._lock = threading.Lock()
-        self._names: tuple[float, list[Name]] = (-FRESH_S, [])
-        self._rows = dict[Name, _Kept]()
+        self._names: tuple[float, list[RunName]] = (-FRESH_S, [])
+        self._rows = dict[RunName, _Kept]()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="listing")
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Listing:
                     return row
         return None
 
-    def _all(self) -> list[Name]:
+    def _all(self) -> list[RunName]:
         with self._lock:
             read_at, names = self._names
         if time.monotonic() - read_at < FRESH_S:
@@ -150,7 +150,7 @@ class Listing:
                 self._rows.clear()
         return names
 
-    def _read(self, names: Iterable[Name]) -> list[RunRow | None]:
+    def _read(self, names: Iterable[RunName]) -> list[RunRow | None]:
         names = list(names)
         now = time.monotonic()
         with self._lock:
@@ -163,7 +163,7 @@ class Listing:
             self._rows |= {name: known[name] for name in old}
         return [known[name].row for name in names]
 
-    def _kept(self, name: Name, before: _Kept | None) -> _Kept:
+    def _kept(self, name: RunName, before: _Kept | None) -> _Kept:
         identifier, job = name
         key = f"runs/{job}/{identifier}"
         try:

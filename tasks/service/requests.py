@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from trainwright.estimator.predict.calibration import Calibration
-from trainwright.estimator.structure import PRECISIONS, Structure
+from trainwright.estimator.structure import PRECISIONS, Precision, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.documents import Document
@@ -124,7 +124,6 @@ NameOrPool = Annotated[
     Discriminator(lambda value: "tagged-name" if isinstance(value, str) else "tagged-pool"),
 ]
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
-Precision = Literal["fp32", "fp64", "bf16", "amp"]
 SentOptimizer = Annotated[
     Optimizer, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 ]

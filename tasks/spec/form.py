@@ -31,7 +31,7 @@ _COPIED = (
 
 
 @dataclass(frozen=True)
-class Field:
+class FormField:
     """A form field: name in the job, JSON schema (type, limits, title, section), help, default."""
 
     name: str
@@ -47,7 +47,7 @@ def job_schema() -> dict[str, Any]:
     return Job.model_json_schema()
 
 
-def fields(example: Job | None = None) -> list[Field]:
+def fields(example: Job | None = None) -> list[FormField]:
     """The form's fields, filled in with the example's values if there is one."""
     document = job_schema()
     values = json.loads(example.model_dump_json()) if example is not None else {}
@@ -56,7 +56,7 @@ def fields(example: Job | None = None) -> list[Field]:
 
 def _walk(
     model: dict[str, Any], definitions: dict[str, Any], path: str, values: Any, part: str | None
-) -> Iterator[Field]:
+) -> Iterator[FormField]:
     for key, given in model["properties"].items():
         name = f"{path}{key}"
         if name in _LEFT_OUT:
@@ -78,7 +78,7 @@ def _walk(
         help_text = given.get("description", "")
         if part and given.get("default") is not None:
             help_text += f"; default: {_plain(given['default'])}"
-        yield Field(name, schema, help_text, _first(default, schema), part)
+        yield FormField(name, schema, help_text, _first(default, schema), part)
 
 
 def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -177,7 +177,7 @@ class Form:
         return json.dumps(named) if isinstance(named, dict) else str(named)
 
 
-def _read(one: Field, value: Any) -> Any:
+def _read(one: FormField, value: Any) -> Any:
     """A field's value: None if empty; a number if the text is one and the field allows both."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None

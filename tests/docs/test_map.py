@@ -49,14 +49,21 @@ def test_each_room_names_the_modules_to_read_first() -> None:
     assert silent == []
 
 
-def test_no_class_name_means_two_things() -> None:
-    files: dict[str, set[str]] = {}
+def test_no_name_of_a_class_or_an_alias_means_two_things() -> None:
+    """Aliases of one name may repeat in several modules, with the same definition."""
+    found: dict[str, set[str]] = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            module = ast.parse(path.read_text())
+            for node in ast.walk(module):
                 if isinstance(node, ast.ClassDef):
-                    files.setdefault(node.name.lstrip("_"), set()).add(str(path))
-    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+                    found.setdefault(node.name.lstrip("_"), set()).add(f"class in {path}")
+            for node in module.body:
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    name = node.targets[0].id.lstrip("_")
+                    if re.fullmatch(r"[A-Z][a-z]\w*", name):
+                        found.setdefault(name, set()).add(ast.unparse(node.value))
+    assert {name: meanings for name, meanings in found.items() if len(meanings) > 1} == {}
 
 
 def test_a_module_name_is_used_again_only_for_a_steps_operator_and_its_dags() -> None:

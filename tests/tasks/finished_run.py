@@ -91,7 +91,7 @@ def begin_run(store: str, name: str, number: int, **train: Any) -> Run:
 
 def save_checkpoint(
     store: ObjectStore,
-    state: checkpoint.State,
+    state: checkpoint.CheckpointState,
     model: dict[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     policy: CheckpointPolicy,
@@ -111,7 +111,9 @@ def write_checkpoints(run: Run, bests: tuple[bool, ...]) -> list[dict[str, torch
     for number, best in enumerate(bests, start=1):
         torch.manual_seed(number)
         model = cast(torch.nn.Linear(4, 3), run.job().train.precision)
-        state = checkpoint.State(step=10 * number, epoch=number, split=list(BATCHES), best=best)
+        state = checkpoint.CheckpointState(
+            step=10 * number, epoch=number, split=list(BATCHES), best=best
+        )
         policy = CheckpointPolicy(keep_last=len(bests))
         save_checkpoint(
             run.objects,

@@ -89,7 +89,7 @@ class RankKind:
     """The time at the job's confidence, relative to the median."""
 
 
-Value = Callable[[Any, Any, Any], Any]
+ValueFunction = Callable[[Any, Any, Any], Any]
 """V(T, U, X), with U = max_r t_r · factor_r: numbers or numpy arrays; infinite outside limits."""
 
 
@@ -104,7 +104,7 @@ class CheapestSplit(NamedTuple):
 def cheapest_split(
     batch: int,
     kinds: Sequence[RankKind],
-    value: Value,
+    value: ValueFunction,
     *,
     by_upper: bool = False,
 ) -> CheapestSplit:
@@ -113,7 +113,7 @@ def cheapest_split(
 
 
 def least_value(
-    batch: int, kinds: Sequence[RankKind], value: Value, *, by_upper: bool = False
+    batch: int, kinds: Sequence[RankKind], value: ValueFunction, *, by_upper: bool = False
 ) -> float:
     """A lower bound of V over all splits; infinite if there are none within the limits."""
     search = _Search(batch, kinds, value, by_upper=by_upper)
@@ -193,7 +193,7 @@ class _Search:
         self,
         batch: int,
         kinds: Sequence[RankKind],
-        value: Value,
+        value: ValueFunction,
         *,
         by_upper: bool,
     ) -> None:

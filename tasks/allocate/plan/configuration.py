@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainwright.tasks.allocate.plan.cheapest_split import Value
+from trainwright.tasks.allocate.plan.cheapest_split import ValueFunction
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.cost import Cost, RanksCost
 from trainwright.tasks.allocate.plan.kinds import Share
@@ -35,7 +35,9 @@ class Limits:
     budget: float = math.inf
 
 
-def value_of(costs: RanksCost, goal: Goal, limits: Limits, available_s: float, z: float) -> Value:
+def value_of(
+    costs: RanksCost, goal: Goal, limits: Limits, available_s: float, z: float
+) -> ValueFunction:
     """The goal as a function of T, U and X (`plan.cheapest_split`); infinite outside the limits.
 
     The ranks' devices are available for `available_s`; limits hold at z.

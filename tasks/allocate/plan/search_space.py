@@ -12,7 +12,7 @@ from trainwright.tasks.allocate.plan.cheapest_split import (
     CheapestSplit,
     RankKind,
     Split,
-    Value,
+    ValueFunction,
     cheapest_split,
 )
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
@@ -34,7 +34,7 @@ from trainwright.tasks.allocate.plan.kinds import (
 from trainwright.tasks.allocate.plan.placement import Placement, placements, sharing_memory
 from trainwright.tasks.allocate.plan.topology import Topology
 
-Interval = tuple[int, int]
+MicroBatchRange = tuple[int, int]
 """The least and the most micro-batches of a step."""
 
 
@@ -77,13 +77,13 @@ class SearchSpace:
         self.topology, self.batch, self.min_ranks = topology, batch, min_ranks
         self.max_ranks = min(max_ranks, batch, sum(group.count for group in topology.groups))
         self.model: CostModel = topology.model
-        self._times: dict[Interval, dict[int, Times]] = {}
+        self._times: dict[MicroBatchRange, dict[int, Times]] = {}
         most = min(batch, batch if max_accumulation is None else max_accumulation)
         most = min(most, max((self._useful(kind) for kind in topology.kinds), default=1))
-        self.accumulations: list[Interval] = [(1, 1), (2, most)][: 1 if most < 2 else 2]
+        self.accumulations: list[MicroBatchRange] = [(1, 1), (2, most)][: 1 if most < 2 else 2]
         """Intervals of micro-batches that cover all that are useful."""
 
-    def times(self, accumulation: Interval) -> dict[int, Times]:
+    def times(self, accumulation: MicroBatchRange) -> dict[int, Times]:
         """By kind: a rank's times with so many micro-batches, or a lower bound of them."""
         if accumulation not in self._times:
             self._times[accumulation] = {
@@ -127,7 +127,7 @@ class SearchSpace:
     def rank_kinds(
         self,
         counts: Sequence[tuple[Kind, int]],
-        accumulation: Interval,
+        accumulation: MicroBatchRange,
         collectives: Quantiles,
         limits: Limits,
         sharing: Mapping[int, int] = MappingProxyType({}),
@@ -230,7 +230,7 @@ class SearchSpace:
         collectives: Quantiles,
         goal: Goal,
         limits: Limits,
-    ) -> Value:
+    ) -> ValueFunction:
         """The goal's value for these ranks, as a function of their times."""
         costs = self.model.ranks_cost(counts, collectives, self.batch, accumulation)
         available_s = min(kind.available_s for kind, _ in counts)

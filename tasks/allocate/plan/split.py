@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Times = Any
+TimesArray = Any
 """A numpy array: seconds for 1, 2, … samples, as many as fit in memory. Never falls."""
 
 
@@ -45,7 +45,7 @@ def split_batch(
     return None if shares is None else [ranks[0][0] for ranks in shares]
 
 
-def levels_of(tables: Sequence[Times]) -> Times:
+def levels_of(tables: Sequence[TimesArray]) -> TimesArray:
     """Every time that a rank can take, sorted: one of them is the water level."""
     import numpy as np
 
@@ -53,7 +53,7 @@ def levels_of(tables: Sequence[Times]) -> Times:
 
 
 def split_kinds(
-    total: int, tables: Sequence[Times], ranks: Sequence[int], levels: Times
+    total: int, tables: Sequence[TimesArray], ranks: Sequence[int], levels: TimesArray
 ) -> list[list[tuple[int, int]]] | None:
     """Split among `ranks[k]` ranks of each kind k.
 

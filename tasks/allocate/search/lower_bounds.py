@@ -23,7 +23,7 @@ from trainwright.tasks.allocate.plan.cheapest_split import least_value
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Goal, Limits, is_upper
 from trainwright.tasks.allocate.plan.cost import START_S
-from trainwright.tasks.allocate.plan.search_space import Interval, SearchSpace
+from trainwright.tasks.allocate.plan.search_space import MicroBatchRange, SearchSpace
 from trainwright.tasks.allocate.search.collective_bound import CollectiveBound, LeastCollectives
 from trainwright.tasks.allocate.search.cover import Cover, cover
 from trainwright.tasks.allocate.search.subproblem import Looseness, Relaxation, Subproblem
@@ -61,7 +61,7 @@ class LowerBounds:
         self._z, self._goal_z = self._tightening.z, self._tightening.goal_z
         self._collectives: dict[tuple[int, int], CollectiveBound] = {}
 
-    def levels(self, accumulation: Interval) -> Any:
+    def levels(self, accumulation: MicroBatchRange) -> Any:
         """Every time that the slowest rank can take: a sorted numpy array."""
         return self._tightening.tables(accumulation).levels
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Goal, Limits, is_upper
 from trainwright.tasks.allocate.plan.cost import START_S
-from trainwright.tasks.allocate.plan.search_space import Interval, SearchSpace
+from trainwright.tasks.allocate.plan.search_space import MicroBatchRange, SearchSpace
 from trainwright.tasks.allocate.search.collective_bound import LeastCollectives
 from trainwright.tasks.allocate.search.cover import Capacity, CountLimits, cover
 from trainwright.tasks.allocate.search.subproblem import Subproblem
@@ -59,11 +59,11 @@ class Tightening:
         self._machines = np.array(
             [len(topology.sites[group.site].machines) for group in topology.groups]
         )
-        self._tables: dict[Interval, TimeTables] = {}
-        self._finished: dict[tuple[Interval, int], Any] = {}
-        self._fit: dict[Interval, Any] = {}
+        self._tables: dict[MicroBatchRange, TimeTables] = {}
+        self._finished: dict[tuple[MicroBatchRange, int], Any] = {}
+        self._fit: dict[MicroBatchRange, Any] = {}
 
-    def tables(self, accumulation: Interval) -> TimeTables:
+    def tables(self, accumulation: MicroBatchRange) -> TimeTables:
         """The times of all kinds at the goal's quantile."""
         if accumulation not in self._tables:
             times = self.space.times(accumulation)
@@ -160,7 +160,7 @@ class Tightening:
             until = np.minimum(until, cutoff)
         return until * (1 + TOLERANCE)
 
-    def _ranks_on_a_machine(self, accumulation: Interval) -> Any:
+    def _ranks_on_a_machine(self, accumulation: MicroBatchRange) -> Any:
         """By kind: how many ranks with one sample fit into one machine's memory."""
         import numpy as np
 

@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse
 from trainwright.tasks.service.records.run_records import NotFound
 
 Login = Literal["token", "airflow"]
-Message = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -65,13 +65,13 @@ class Guarded:
 
     async def __call__(
         self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
+        scope: AsgiMessage,
+        receive: Callable[[], Awaitable[AsgiMessage]],
+        send: Callable[[AsgiMessage], Awaitable[None]],
     ) -> None:
         """Pass a request on."""
 
-        async def guarded(message: Message) -> None:
+        async def guarded(message: AsgiMessage) -> None:
             if (
                 message["type"] == "http.response.start" and message["status"] != 304
             ):  # that has the kept answer's headers

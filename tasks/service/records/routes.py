@@ -21,7 +21,7 @@ from trainwright.tasks.service.auth import check_origin
 from trainwright.tasks.service.records.pages import Login, page_file
 from trainwright.tasks.service.records.run_records import Records
 
-JobName = Annotated[str, Path(pattern=JOB_PATTERN)]
+JobInPath = Annotated[str, Path(pattern=JOB_PATTERN)]
 RunId = Annotated[str, Path(pattern=ID_PATTERN)]
 OfJob = Annotated[str | None, Query(pattern=JOB_PATTERN, description="only this job's")]
 _MISSING: dict[int | str, dict[str, Any]] = {
@@ -55,14 +55,14 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         return _json(await records.runs(limit, after, job, holder))
 
     @app.get("/runs/{job}/{run_id}", response_model=RunDocument, responses=_MISSING)
-    async def run(client: client, job: JobName, run_id: RunId) -> Response:
+    async def run(client: client, job: JobInPath, run_id: RunId) -> Response:
         """A run: its state, its plan, predictions and measurements, its events."""
         return _json(await records.run(job, run_id))
 
     @app.get("/runs/{job}/{run_id}/metrics", response_model=Recorded, responses=_MISSING)
     async def metrics(
         client: client,
-        job: JobName,
+        job: JobInPath,
         run_id: RunId,
         from_step: Annotated[int, Query(ge=0, le=10**12)] = 0,
     ) -> Response:
@@ -70,12 +70,12 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         return _json(await records.metrics(job, run_id, from_step))
 
     @app.get("/runs/{job}/{run_id}/structure", response_model=Structure, responses=_MISSING)
-    async def structure(client: client, job: JobName, run_id: RunId) -> Response:
+    async def structure(client: client, job: JobInPath, run_id: RunId) -> Response:
         """The structure of the run's model."""
         return _json(await records.structure(job, run_id))
 
     @app.get("/runs/{job}/{run_id}/report", responses=_MISSING, response_class=Response)
-    async def report(client: client, job: JobName, run_id: RunId) -> Response:
+    async def report(client: client, job: JobInPath, run_id: RunId) -> Response:
         """The run's report, one self-contained page."""
         content = await records.report(job, run_id)
         return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
@@ -100,7 +100,7 @@ def add_tensorboard_routes(
         responses=_MISSING,
         response_model=Opened,
     )
-    async def start(client: client, job: JobName, run_id: RunId) -> Response:
+    async def start(client: client, job: JobInPath, run_id: RunId) -> Response:
         """Start the run's TensorBoard; its path. Needs the right to start runs."""
         client.needs_run("starting TensorBoard")
         run = await asyncio.to_thread(service.records.found, job, run_id)

@@ -24,7 +24,7 @@ from trainwright.tasks.train.batch.sampling import shares, split_among
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.channel import Channel
-    from trainwright.tasks.train.checkpoint.files import State
+    from trainwright.tasks.train.checkpoint.files import CheckpointState
     from trainwright.tasks.train.rank.rank import Rank
     from trainwright.tasks.train.worker_group import WorkerGroup
 
@@ -83,7 +83,7 @@ class BatchSplit:
 
     # -- when members change -----------------------------------------------------------------------
 
-    def enter(self, state: State, group: WorkerGroup) -> None:
+    def enter(self, state: CheckpointState, group: WorkerGroup) -> None:
         """Split the batch over the members of a new worker group. Raises TrainingFailed."""
         self._limits = group.limits
         stays = self._stays(state, group.members)
@@ -99,21 +99,21 @@ class BatchSplit:
         state.members = group.members
         self._reset(group.members)
 
-    def go_back(self, state: State, members: list[int], reason: str) -> None:
+    def go_back(self, state: CheckpointState, members: list[int], reason: str) -> None:
         """Like `enter`, when the same members return to an earlier state. Raises TrainingFailed."""
         split = list(state.split) if self._stays(state, members) else self._among(state, members)
         self._rank.split, state.members = split, members
         self._reset(members)
         self._change(state, split, reason)
 
-    def _stays(self, state: State, members: list[int]) -> bool:
+    def _stays(self, state: CheckpointState, members: list[int]) -> bool:
         """Whether the state's split fits these members and their limits, or a replay sets it."""
         if self._rank.request.replay_events is not None and len(members) == len(state.split):
             return True
         within = all(state.split[number] <= limit for number, limit in self._limits.items())
         return _members_of(state) == members and within
 
-    def _among(self, state: State, members: list[int]) -> list[int]:
+    def _among(self, state: CheckpointState, members: list[int]) -> list[int]:
         """Split the state's global batch over these members.
 
         A grown batch shrinks, at most to its base, if the members' memory does not hold it.
@@ -175,7 +175,7 @@ class BatchSplit:
         self._recent_s.append(own_s)
         self._recent_steps_s.append(step_time_s)
 
-    def obey_replay(self, state: State) -> None:
+    def obey_replay(self, state: CheckpointState) -> None:
         """Apply the split that the recorded run changed to at this step."""
         event = self._replay.get(state.step)
         if event is None or event.model_dump() in state.events:
@@ -188,7 +188,7 @@ class BatchSplit:
             split = split_among(sum(split), members, weights, self._limits) or self._rank.split
         self._change(state, split, event.reason)
 
-    def rebalance(self, state: State) -> None:
+    def rebalance(self, state: CheckpointState) -> None:
         """Every WINDOW_STEPS, compare the members' times; change split or batch if it pays."""
         rank, peers, members = self._rank, self._rank.collective, state.members or []
         grows = self.growth is not None and rank.request.replay_events is None
@@ -235,14 +235,14 @@ class BatchSplit:
             return self._rebalancer.resized(batch), reason
         return shares(batch, [self._rank.split[number] for number in members]), reason
 
-    def _change(self, state: State, split: list[int], reason: str) -> None:
+    def _change(self, state: CheckpointState, split: list[int], reason: str) -> None:
         if self.growth is not None:
             self.growth.change(sum(split), state.step, self._rank.noise_scale.value)
         self._rank.split, state.split = list(split), list(split)
         self._recent_s, self._recent_steps_s = [], []
         self._record(state, reason)
 
-    def _record(self, state: State, reason: str) -> None:
+    def _record(self, state: CheckpointState, reason: str) -> None:
         """Record the split from this step on and its reason.
 
         Also if the split itself stays: other processes may have taken over the same shares.
@@ -257,6 +257,6 @@ class BatchSplit:
             self._channel.send("split", **event)
 
 
-def _members_of(state: State) -> list[int]:
+def _members_of(state: CheckpointState) -> list[int]:
     """The members for which the state's split was made."""
     return state.members if state.members is not None else list(range(len(state.split)))

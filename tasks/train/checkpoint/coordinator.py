@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
 from trainwright.tasks.spec.job import CheckpointPolicy
 from trainwright.tasks.train.checkpoint.fence import STATE
-from trainwright.tasks.train.checkpoint.files import State
+from trainwright.tasks.train.checkpoint.files import CheckpointState
 from trainwright.tasks.train.checkpoint.staged import RESUME, Staged, part_name
 from trainwright.tasks.train.checkpoint.uploader import Uploader
 
@@ -48,7 +48,7 @@ class PendingCheckpoint:
     paths: dict[int, list[str]] = field(default_factory=dict)
     """by rank"""
     owners: list[RankConnection] = field(default_factory=list)
-    state: State | None = None
+    state: CheckpointState | None = None
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class Coordinator:
             one.paths[rank] = paths
             one.owners.append(owner)
             if state is not None:
-                one.state = State(**state)
+                one.state = CheckpointState(**state)
             if failed is not None:
                 self._drop(one, failed)
             self._drop_if_lost(one)
@@ -191,7 +191,7 @@ class Coordinator:
         one, unless it is required.
         """
 
-        def may_skip(other: State) -> bool:
+        def may_skip(other: CheckpointState) -> bool:
             every = self._policy.keep_every
             for_good = every is not None and other.step % every == 0
             return not for_good and (best or not (other.best and self._policy.keep_best))

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class State:
+class CheckpointState:
     """The state of a training besides its tensors. `step` is the number of finished steps."""
 
     step: int
@@ -85,12 +85,12 @@ class State:
         return self.sha256[name]
 
 
-def initial_batch(state: State) -> int:
+def initial_batch(state: CheckpointState) -> int:
     """The initial global batch of the training."""
     return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
 
 
-def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
+def write_state(fence: Fence, state: CheckpointState, policy: CheckpointPolicy) -> None:
     """Complete a checkpoint whose tensor files are all in the store. Raises RunHeld."""
     data = state.encoded()
     digest = sha256(data)
@@ -98,12 +98,16 @@ def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
     fence.commit(Entry(state.step, digest, state.best), state.sha256, policy)
 
 
-def parsed(data: bytes) -> State:
+def parsed(data: bytes) -> CheckpointState:
     """Parse a state.json; ignores fields of later versions. Raises CorruptArtefact."""
     try:
         document = json.loads(data)
-        state = State(
-            **{name: document[name] for name in document if name in State.__dataclass_fields__}
+        state = CheckpointState(
+            **{
+                name: document[name]
+                for name in document
+                if name in CheckpointState.__dataclass_fields__
+            }
         )
         unknown = [name for name in state.sha256 if not FILE.match(name)]
     except (ValueError, TypeError, AttributeError) as error:
@@ -113,7 +117,7 @@ def parsed(data: bytes) -> State:
     return state
 
 
-def list_states(store: ObjectStore) -> list[State]:
+def list_states(store: ObjectStore) -> list[CheckpointState]:
     """The states of the checkpoints, by step. Skips damaged ones, with a warning."""
     found = []
     for entry in read_index(store)[0].checkpoints:
@@ -125,12 +129,12 @@ def list_states(store: ObjectStore) -> list[State]:
     return found
 
 
-def best_of(states: list[State]) -> State | None:
+def best_of(states: list[CheckpointState]) -> CheckpointState | None:
     """The newest checkpoint that was the best when it was written."""
     return next((state for state in reversed(states) if state.best), None)
 
 
-def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]:
+def fetch(store: ObjectStore, state: CheckpointState, name: str, into: Path) -> list[Path]:
     """Download the files of one kind (MODEL, OPTIMIZER), verified. Raises CorruptArtefact."""
     stem, folder = name.split(".")[0], folder_name(state.step)
     files = sorted(file for file in state.sha256 if re.split(r"[-.]", file)[0] == stem)
@@ -152,7 +156,7 @@ def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]
     return paths
 
 
-def whole_model(store: ObjectStore, state: State) -> bytes:
+def whole_model(store: ObjectStore, state: CheckpointState) -> bytes:
     """The model of a checkpoint as one safetensors file. Raises CorruptArtefact."""
     with tempfile.TemporaryDirectory() as folder:
         files = [path.read_bytes() for path in fetch(store, state, MODEL, Path(folder))]
@@ -162,7 +166,7 @@ def whole_model(store: ObjectStore, state: State) -> bytes:
         raise CorruptArtefact(f"{store.uri}/{folder_name(state.step)}: {error}") from error
 
 
-def fetch_latest(store: ObjectStore, into: Path) -> State | None:
+def fetch_latest(store: ObjectStore, into: Path) -> CheckpointState | None:
     """Download the newest intact checkpoint into a folder; None if there is none."""
     states = list_states(store)
     for place, state in reversed(list(enumerate(states))):
@@ -182,7 +186,9 @@ def fetch_latest(store: ObjectStore, into: Path) -> State | None:
     return None
 
 
-def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def read_local(
+    folder: Path,
+) -> tuple[CheckpointState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """State, model and optimizer of a checkpoint in a folder, with its shards merged."""
     from safetensors.torch import load_file
 

@@ -19,7 +19,7 @@ from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.channel import Channel, busy_with_store
 from trainwright.tasks.train.checkpoint.coordinator import SKIP, SPILL, WAIT, WRITE
-from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER, State
+from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER, CheckpointState
 from trainwright.tasks.train.checkpoint.staged import StagingArea, part_name
 from trainwright.tasks.train.checkpoint.tensors import (
     SHARDED_ABOVE_BYTES,
@@ -67,7 +67,7 @@ class Saver:
         """Enter a new worker group."""
         self._generation = group.generation
 
-    def save(self, state: State, *, last: bool) -> None:
+    def save(self, state: CheckpointState, *, last: bool) -> None:
         """Take a checkpoint, or skip it. The last one, and those to be kept, are never skipped."""
         every = self._policy.keep_every
         best = state.best and self._policy.keep_best
@@ -96,7 +96,7 @@ class Saver:
                 self._wait()
         return WRITE
 
-    def _take(self, state: State, *, spill: bool) -> None:
+    def _take(self, state: CheckpointState, *, spill: bool) -> None:
         tensors = {
             MODEL: self._rank.model.state_dict(),
             OPTIMIZER: optimizer_tensors(self._rank.optimizer),

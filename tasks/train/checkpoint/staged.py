@@ -28,7 +28,7 @@ from typing import BinaryIO
 
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.storage.objects import Content
-from trainwright.tasks.train.checkpoint.files import FILE, State, parsed
+from trainwright.tasks.train.checkpoint.files import FILE, CheckpointState, parsed
 
 STAGING, SPILL = "staging", "spill"
 RESUME = "resume"
@@ -95,7 +95,7 @@ class StagingArea:
         for folder in self._folders.values():
             shutil.rmtree(folder / name, ignore_errors=True)
 
-    def stage(self, name: str, state: State, paths: list[str]) -> Staged:
+    def stage(self, name: str, state: CheckpointState, paths: list[str]) -> Staged:
         """Mark the checkpoint with these files as staged. On a full disk, it gets no mark."""
         one = Staged(self, name, state, {Path(path).name: Path(path) for path in paths})
         one.mark(boot=_boot())
@@ -134,7 +134,7 @@ class Staged:
     """A complete checkpoint in the staging folder."""
 
     def __init__(
-        self, area: StagingArea, name: str, state: State, paths: Mapping[str, Path]
+        self, area: StagingArea, name: str, state: CheckpointState, paths: Mapping[str, Path]
     ) -> None:
         self.state, self.is_synced = state, False
         self._area, self._name, self._paths = area, name, paths

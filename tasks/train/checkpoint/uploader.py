@@ -90,7 +90,7 @@ def _kept(found: list[Staged], policy: CheckpointPolicy) -> list[Staged]:
     return [one for one in found if one.step in kept]
 
 
-def rewind(fence: Fence, work: Path, *, resume: bool = True) -> files.State | None:
+def rewind(fence: Fence, work: Path, *, resume: bool = True) -> files.CheckpointState | None:
     """Go back to the newest intact checkpoint: download its files to RESUME, return its state.
 
     Metrics recorded after it are deleted. Returns None if training starts at step 0, as it always
@@ -171,7 +171,7 @@ class Uploader:
             self._queue.append(one)
             self._changed.notify_all()
 
-    def skip(self, may_skip: Callable[[files.State], bool]) -> tuple[bool, int | None]:
+    def skip(self, may_skip: Callable[[files.CheckpointState], bool]) -> tuple[bool, int | None]:
         """Drop the newest checkpoint in the queue, if `may_skip` allows it.
 
         Returns whether one was waiting, and its step if it was dropped.

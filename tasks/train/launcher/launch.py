@@ -104,7 +104,7 @@ def train(
 
 def _claim(
     request: TrainRequest, store: ObjectStore, work: Path, token: int | None
-) -> tuple[str, files.State | None]:
+) -> tuple[str, files.CheckpointState | None]:
     """Claim the run for this launch: the launch's name, and the newest checkpoint's state."""
     if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
         message = f"uploaded checkpoints staged on this machine: steps {saved}"
@@ -124,7 +124,7 @@ def _claim(
 def _train(
     order: Order,
     uploader: Uploader,
-    state: files.State | None,
+    state: files.CheckpointState | None,
     stop: threading.Event,
     still_mine: Callable[[], bool] | None,
     token: int | None,

@@ -9,7 +9,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from trainwright.tasks.train.checkpoint.files import State
+from trainwright.tasks.train.checkpoint.files import CheckpointState
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,7 @@ class LossDiverged(
     """The loss diverged or is not finite."""
 
 
-def judge(state: State, loss: float, rate: float) -> None:
+def judge(state: CheckpointState, loss: float, rate: float) -> None:
     """Add a step's loss. Raises LossDiverged if it is not finite, or too high when smoothed."""
     moment = f"at step {state.step} (learning rate {rate:.3g})"
     if not math.isfinite(loss):

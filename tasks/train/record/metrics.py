@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.tasks.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
-    from trainwright.tasks.train.checkpoint.files import State
+    from trainwright.tasks.train.checkpoint.files import CheckpointState
 
 _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ def part_key(name: str) -> str:
     return f"metrics/{name}.parquet"
 
 
-def common_parts(state: State, since: int) -> list[tuple[str, list[Row]]]:
+def common_parts(state: CheckpointState, since: int) -> list[tuple[str, list[Row]]]:
     """A checkpoint's epochs and split events from a step on, each with the name of its part."""
     found = []
     for kind, rows in (("epochs", state.epochs), ("splits", state.events)):

@@ -43,7 +43,7 @@ class Training:
         self.batch = BatchSplit(rank, channel)
         self.rows, self.device = len(rank.train_rows), rank.request.plan.devices[rank.number].id
         self.total_samples = self.rows * rank.spec.epochs
-        self.state: files.State | None = None
+        self.state: files.CheckpointState | None = None
         self.last: dict[str, Any] | None = None
         """the last finished step; the same on every rank"""
         self.committed = 0
@@ -86,7 +86,7 @@ class Training:
         self._open_writer()
 
     @property
-    def _state(self) -> files.State:
+    def _state(self) -> files.CheckpointState:
         assert self.state is not None
         return self.state
 

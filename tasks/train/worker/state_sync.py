@@ -1,6 +1,7 @@
 """Gives all members of a worker group the same state, without losing a finished step.
 
-The member with the most finished steps sends parameters, buffers, optimizer and `State` to all.
+The member with the most finished steps sends parameters, buffers, optimizer and
+`CheckpointState` to all.
 Members may differ by one step: a rank may die after some members have received the last sum of a
 step, while others still wait for it. If no member has a state, the first reads the checkpoint.
 """
@@ -70,7 +71,7 @@ def begin(training: Training, folder: str | None) -> None:
     if folder is None or not rank.first:
         rank.begin_anew()
         split = [planned.batch_size for planned in plan.devices]
-        training.state = files.State(step=0, epoch=0, samples=0, split=split)
+        training.state = files.CheckpointState(step=0, epoch=0, samples=0, split=split)
         training.batch.take_up({})
         return
     training.state, model, optimizer = files.read_local(Path(folder))
@@ -108,7 +109,7 @@ def take_all(training: Training, source: int) -> None:
             "optimizer": rank.optimizer_shapes(),
         }
     sent = take_document(rank.collective, sent, "sent", source)
-    training.state = files.State(**sent["state"])
+    training.state = files.CheckpointState(**sent["state"])
     training.batch.take_up(training.state.adaptive)
     training.batch.weights, training.last = sent["weights"], sent["last"]
     training.saved, training.best_at, training.redo = sent["saved"], sent["best_at"], sent["redo"]

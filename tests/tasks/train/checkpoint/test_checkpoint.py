@@ -22,7 +22,7 @@ def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) 
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for step, best in steps.items():
         weights["weight"].fill_(step)
-        state = files.State(step=step, epoch=0, split=[2, 1], best=best)
+        state = files.CheckpointState(step=step, epoch=0, split=[2, 1], best=best)
         save_checkpoint(store, state, weights, optimizer, policy)
 
 

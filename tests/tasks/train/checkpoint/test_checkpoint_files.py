@@ -101,7 +101,7 @@ def test_shards_with_the_same_tensor_name_are_refused() -> None:
 def test_shards_that_are_not_valid_safetensors_are_refused(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     right = fence.claim(store, None)
-    state = checkpoint.State(step=1, epoch=0, split=[1])
+    state = checkpoint.CheckpointState(step=1, epoch=0, split=[1])
     for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
         right.put(f"checkpoints/step-00000001/{name}", b"\xff" * 40)
         state.sha256[name] = sha256(b"\xff" * 40)

@@ -86,7 +86,7 @@ class RankEnd:
         name, size = staged.part_name(generation, step), sum(map(len, pieces))
         with self.area.create(name, file, size, spill=spill) as opened:
             opened.writelines(pieces)
-        state = vars(files.State(step=step, epoch=0, split=[1, 1], best=best))
+        state = vars(files.CheckpointState(step=step, epoch=0, split=[1, 1], best=best))
         report = {"generation": generation, "step": step, "paths": [opened.name]}
         return report | ({"state": state} if self.number == 0 else {})
 

@@ -35,9 +35,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 def write(
     right: fence.Fence, step: int, content: bytes = b"weights", **fields: object
-) -> files.State:
+) -> files.CheckpointState:
     """Write a checkpoint with one file of this content."""
-    state = files.State(step=step, epoch=0, split=[1], owner=right.owner, **fields)  # type: ignore[arg-type]
+    state = files.CheckpointState(step=step, epoch=0, split=[1], owner=right.owner, **fields)  # type: ignore[arg-type]
     right.put(f"{fence.folder_name(step)}/model.safetensors", content)
     state.sha256, state.size_bytes = (
         {"model.safetensors": sha256(content)},
@@ -54,7 +54,7 @@ def test_a_state_that_lists_an_unknown_file_is_skipped(tmp_path: Path, name: str
     store = FolderStore(tmp_path / "run")
     right = fence.claim(store, None)
     write(right, 1)
-    bad = files.State(step=2, epoch=0, split=[1], sha256={name: sha256(b"weights")})
+    bad = files.CheckpointState(step=2, epoch=0, split=[1], sha256={name: sha256(b"weights")})
     files.write_state(right, bad, CheckpointPolicy())
     found = files.fetch_latest(store, tmp_path / "here")
     assert found is not None

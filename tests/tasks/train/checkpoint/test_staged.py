@@ -46,7 +46,9 @@ def stage(
     for rank in (0, 1):
         journal = StepJournal(work, rank)
         journal.add(step=0, rank=rank)
-    state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1], owner=launch)
+    state = checkpoint.CheckpointState(
+        step=step, epoch=0, split=[1, 1], members=[0, 1], owner=launch
+    )
     return area.stage(name, state, paths)
 
 
@@ -188,7 +190,7 @@ def test_recovery_skips_and_removes_all_but_newer_complete_checkpoints_of_this_l
     run: Run, leave: Callable[[Path, str], None]
 ) -> None:
     store, work, owner = run
-    state = checkpoint.State(step=5, epoch=0, split=[1, 1])
+    state = checkpoint.CheckpointState(step=5, epoch=0, split=[1, 1])
     checkpoint.write_state(Fence(store, owner), state, POLICY)
     leave(work, owner)
     assert recover(store, work, POLICY) == []

@@ -13,7 +13,7 @@ from hypothesis import settings as checked
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput, TrainingFailed
-from trainwright.tasks.train.checkpoint.files import State
+from trainwright.tasks.train.checkpoint.files import CheckpointState
 from trainwright.tasks.train.checkpoint.tensors import as_file
 from trainwright.tasks.train.hosts.checkpoint_transfer import (
     SentJournal,
@@ -64,7 +64,7 @@ def test_the_checkpoint_to_resume_from_is_copied_to_the_host(tmp_path: Path) -> 
     resume = tmp_path / "work" / "resume"
     resume.mkdir(parents=True)
     data = os.urandom(600_000)
-    state = State(step=3, epoch=0, split=[1, 1])
+    state = CheckpointState(step=3, epoch=0, split=[1, 1])
     state.add_file(NAME, data)
     (resume / NAME).write_bytes(data)
     (resume / "state.json").write_bytes(state.encoded())
