@@ -62,7 +62,7 @@ def installed() -> bool:
 
 
 def write_compiler(folder: Path) -> Path:
-    """Write a compiler that takes every C++14 flag as C++20; its path."""
+    """Write a compiler that takes every C++14 flag as C++20. Returns its path."""
     wrapper = folder / "g++-gnu20"
     wrapper.write_text(_COMPILER_WRAPPER)
     wrapper.chmod(0o755)
@@ -70,9 +70,10 @@ def write_compiler(folder: Path) -> Path:
 
 
 def build(into: Path) -> Path:
-    """Compile the wheel into a folder; its path. Takes minutes; prints a line every ten seconds.
+    """Compile the wheel into a folder. Takes minutes; prints a line every ten seconds.
 
-    Raises OSError if a tool is missing or the compiler fails; the message names the log.
+    Returns its path. Raises OSError if a tool is missing or the compiler fails; the message names
+    the log.
     """
     missing = [tool for tool in ("g++", "cmake", "make") if shutil.which(tool) is None]
     if missing:

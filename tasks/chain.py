@@ -236,10 +236,11 @@ def keep_hold(context: RunContext) -> None:
 
 
 def run_step(context: RunContext, spec: StepSpec) -> Reference:
-    """Run one step: hold the run, record its status, handle stop and failure; its reference.
+    """Run one step: hold the run, record its status, handle stop and failure.
 
-    Raises the step's errors; RunHeld if another process holds the run or takes it over; MustWait
-    if the run waits in the queue for devices (the caller keeps the lease and calls again).
+    Returns the step's reference. Raises the step's errors; RunHeld if another process holds the run
+    or takes it over; MustWait if the run waits in the queue for devices (the caller keeps the lease
+    and calls again).
     """
     run, ledger, me = context.run, context.ledger, context.holder
     if not run.exists():

@@ -165,10 +165,11 @@ def compare(
 def promote(
     run: Run, name: str | None = None, alias: str | None = None, *, approved: bool = False
 ) -> dict[str, Any]:
-    """Point the alias at this run's model if `decide` says so; whether it did, and why.
+    """Point the alias at this run's model if `decide` says so.
 
-    Raises CorruptArtefact if the run is not sealed, or differs from what was sealed; BadInput if it
-    lacks the metric, or if the job requires an approval and `approved` is false.
+    Returns whether it did, and why. Raises CorruptArtefact if the run is not sealed, or differs
+    from what was sealed; BadInput if it lacks the metric, or if the job requires an approval and
+    `approved` is false.
     """
     root, name = run.root(), checked_name(name, run.job())
     decision, version = decide(run, name, alias)

@@ -60,7 +60,7 @@ class SandboxServer:
             )
 
     def wait_ready(self) -> Protection:
-        """Wait until it can serve; its kind of protection. Raises OSError, TimeoutError."""
+        """Wait until it can serve. Returns its kind of protection. Raises OSError, TimeoutError."""
         self._control.settimeout(_START_S)
         said = json.loads(self._control.recv(2**16) or b"{}")
         self._control.settimeout(None)

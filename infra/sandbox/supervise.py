@@ -97,7 +97,10 @@ def _watch(
     status: int,
     client: int | None,
 ) -> Stop | None:
-    """Receive output until the worker's status arrives or a limit is exceeded; which limit."""
+    """Receive output until the worker's status arrives or a limit is exceeded.
+
+    Returns the exceeded limit.
+    """
     limits = config.limits
     poll = select.poll()
     for one in received:

@@ -55,7 +55,7 @@ class Queue:
         deadline_s: float | None = None,
         ttl_s: float = TTL_S,
     ) -> Turn:
-        """Join the queue, or keep the place in it; the run's position.
+        """Join the queue, or keep the place in it. Returns the run's position.
 
         Requests missing devices from runs with lower priority. `deadline_s` counts from the
         arrival in the queue, which stays the same if `wanted` or `needed` change.
@@ -88,7 +88,7 @@ class Queue:
         return self._ledger.database.autocommit(statements)
 
     def keep(self, run: str, ttl_s: float = TTL_S) -> tuple[Turn, Waiter] | None:
-        """Keep a waiting run's place; its position and its entry. None if it is not queued."""
+        """Keep a waiting run's place. Returns its position and entry, None if it is not queued."""
 
         def statements(connection: Connection) -> tuple[Turn, Waiter] | None:
             now = clock(connection)

@@ -101,7 +101,7 @@ def add_tensorboard_routes(
         response_model=Opened,
     )
     async def start(client: client, job: JobInPath, run_id: RunId) -> Response:
-        """Start the run's TensorBoard; its path. Needs the right to start runs."""
+        """Start the run's TensorBoard. Returns its path. Needs the right to start runs."""
         client.needs_run("starting TensorBoard")
         run = await asyncio.to_thread(service.records.found, job, run_id)
         secret = await service.tensorboards.open(run)

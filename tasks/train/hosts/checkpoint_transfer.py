@@ -47,7 +47,7 @@ def _ask(channel: Channel, about: str, **fields: Any) -> Any:
 
 
 def send_file(channel: Channel, part: str, file: str, pieces: list[Content], *, spill: bool) -> str:
-    """Let the launcher write a file of a part; the file's name. Raises the launcher's error."""
+    """Let the launcher write a file of a part. Returns its name. Raises the launcher's error."""
     size, at = sum(map(len, pieces)), 0
     _ask(channel, GIVE, part=part, file=file, size=size, spill=spill)
     for piece in pieces:

@@ -52,7 +52,7 @@ class DataStaging:
         return str(found["uri"])
 
     def _copy(self, spec: DataSpec) -> str:
-        """Copy this machine's files to the host; the path of the copy there."""
+        """Copy this machine's files to the host. Returns the path of the copy there."""
         root, files = Path(spec.uri), files_of(spec)
         require_content(self._spec, content_sha256(spec), self._sha256)
         below = root if root.is_dir() else root.parent

@@ -178,7 +178,7 @@ class Hosts:
         return [address for address, session in self._sessions.items() if session.gone]
 
     def _admit(self, session: Session) -> Shares:
-        """Check and prepare a host that was lost; its ranks' new CPU shares."""
+        """Check and prepare a host that was lost. Returns its ranks' new CPU shares."""
         self._check(session)
         self._reach_from(session)
         self._stage_files(session)
@@ -208,7 +208,7 @@ class Hosts:
     def start(
         self, rank: int, environment: dict[str, str], log: Path
     ) -> tuple[RemoteRank, RemoteChannel]:
-        """Start a rank on its host; the rank's process and channel."""
+        """Start a rank on its host. Returns the rank's process and channel."""
         session, name = self._session(rank), str(rank)
         channel = RemoteChannel(session, name)
         server = TransferServer(self._folder, self._order.launch, rank)

@@ -216,7 +216,7 @@ class _Launch:
         self._context = RunContext(run, holder, replay=replay, may_act=self._take_right)
 
     def train(self) -> int:
-        """Train unless another process does; the exit code."""
+        """Train unless another process does. Returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._context.stop.set())
         if self._holder_ended() or not self._take_right():
@@ -245,7 +245,7 @@ class _Launch:
         return True
 
     def _take_right(self) -> bool:
-        """Take or renew the right to launch; whether this process holds it."""
+        """Take or renew the right to launch. Returns whether this process holds it."""
         try:
             self._context.ledger.take(self._right, Holder(self._name, os.getpid()), self._run.uri)
         except RunHeld as held:
@@ -284,7 +284,7 @@ class _Launch:
 
 
 def main() -> int:
-    """Train as the arguments say; the exit code."""
+    """Train as the arguments say. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="background", description="Train a run.")
     parser.add_argument("run", metavar="RUN", help="the run's URI")
     parser.add_argument("holder", metavar="HOLDER", help="the holder of the run and its devices")

@@ -43,7 +43,7 @@ class RestartLimits:
         self._errors.clear()
 
     def repeats(self, step: int | None) -> bool:
-        """Record an error of the code at a step; whether it is a repeated one."""
+        """Record an error of the code at a step. Returns whether it is a repeated one."""
         self._errors[step] += 1
         return self._errors[step] >= ERRORS_AT_A_STEP
 

@@ -38,7 +38,7 @@ class Membership:
         self._state = MembershipState(policy, checkpoint, committed)
 
     def handle(self, *events: event.MembershipEvent) -> list[instruction.Instruction]:
-        """Apply events; the instructions for the launcher, in order.
+        """Apply events. Returns the instructions for the launcher, in order.
 
         Ignores events of a process that has ended, and all events after the end. The end is an
         instruction to finish or to give up.

@@ -157,10 +157,11 @@ class Training:
             self._checkpoint(last=last)
 
     def step(self, order: Any, begun: int) -> tuple[bool, bool]:
-        """Train one step; whether a stop was requested, and whether all leave the group after it.
+        """Train one step.
 
-        `order` holds the epoch's rows, of which `begun` are taken. The rank's own time is the
-        step's time without waiting for other ranks. Raises LossDiverged if the loss diverges.
+        Returns whether a stop was requested, and whether all leave the group after it. `order`
+        holds the epoch's rows, of which `begun` are taken. The rank's own time is the step's time
+        without waiting for other ranks. Raises LossDiverged if the loss diverges.
         """
         rank, state = self.rank, self._state
         started, waited_s, recording_s = (

@@ -105,7 +105,7 @@ def _load_code(order: Order) -> ModelDefinition:
 
 
 def _await_device(channel: Channel) -> int:
-    """Wait until this spare process is assigned a device; the device's number."""
+    """Wait until this spare process is assigned a device. Returns the device's number."""
     channel.send("loaded")
     return int(channel.receive("device")["number"])
 

@@ -53,9 +53,9 @@ def _here(training: Training, folder: str | None) -> str | None:
 
 
 def go_back(training: Training) -> str | None:
-    """Let the launcher return to the newest checkpoint; its folder here, None for step 0.
+    """Let the launcher return to the newest checkpoint.
 
-    Raises the launcher's error.
+    Returns its folder here, None for step 0. Raises the launcher's error.
     """
     with busy_with_store(training.channel):
         answer = training.channel.ask("back")

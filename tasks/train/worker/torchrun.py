@@ -76,7 +76,7 @@ class TorchrunChannel:
         self._rows: list[Message] = []
 
     def begin(self, order: Order) -> Order:
-        """Take over the run; the order with the values that apply here.
+        """Take over the run. Returns the order with the values that apply here.
 
         Raises BadInput if torchrun has not started exactly one rank per device of the plan, and
         RunHeld if another process trains or holds the run.
@@ -113,7 +113,7 @@ class TorchrunChannel:
         return order.model_copy(update=here | said)
 
     def _take_over(self, request: TrainRequest, work: Path) -> dict[str, Any]:
-        """Hold the right to train the run until `close`; the values for all ranks' orders."""
+        """Hold the right to train the run until `close`. Returns values for all ranks' orders."""
         store, policy = request.store(), request.job.train.checkpoint
         ledger, name, uri = (
             Ledger(request.settings.ledger_url),
