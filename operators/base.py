@@ -172,12 +172,13 @@ class StepOperator(BaseOperator):
         from trainwright.tasks import chain
         from trainwright.tasks.context import RunContext
         from trainwright.tasks.leases.ledger import Holder
+        from trainwright.tasks.leases.tables import dag_run_holder
         from trainwright.tasks.runs.run import Run, replayed
         from trainwright.tasks.spec.job import load_job
 
         settings, replay = self.settings(), given(self.replay)
         dag_run = context["dag_run"]
-        name = f"Airflow {dag_run.dag_id} {dag_run.run_id}"
+        name = dag_run_holder(dag_run.dag_id, dag_run.run_id)
         terms: dict[str, Any] = {
             "defers": True,
             "replay": Run(replay, settings) if replay is not None else None,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trainwright.estimator.structure import Lifetimes
-
 _STEPS = 2  # steps after the first; later ones add little
 _LEAST_BYTES, MOST_BLOCKS = 256.0, 2000
 """Blocks that are simulated: none below _LEAST_BYTES, and at most the MOST_BLOCKS largest ones of

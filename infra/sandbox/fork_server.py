@@ -91,7 +91,7 @@ def _import_what_it_uses(function: Function, request: dict[str, Any]) -> None:
         used = names.read().split()
     os.waitpid(child, 0)
     for name in sorted(used):
-        with contextlib.suppress(Exception):  # created at run time, or not importable by itself
+        with contextlib.suppress(ImportError):  # created at run time: there is no such module
             importlib.import_module(name)
 
 

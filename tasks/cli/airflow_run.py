@@ -30,6 +30,7 @@ from trainwright.tasks.errors import (
     from_document,
 )
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
+from trainwright.tasks.leases.tables import dag_run_holder
 from trainwright.tasks.runs.run import Run, replayed
 from trainwright.tasks.settings import Settings, dags_folder
 from trainwright.tasks.spec.job import Job
@@ -92,11 +93,6 @@ def _stop_training(context: RunContext) -> None:
     """Stop the training process, if one works for this holder. Its checkpoint stays."""
     if background.launcher(context.run) is not None:
         background.stop_unfollowed(context)
-
-
-def dag_run_holder(dag_id: str, run_id: str) -> str:
-    """The holder name of a DAG run's tasks."""
-    return f"Airflow {dag_id} {run_id}"
 
 
 def _airflow(context: RunContext, replay: str | None, moment: datetime, watch: Watcher) -> None:

@@ -70,6 +70,11 @@ class Holder:
         }
 
 
+def dag_run_holder(dag_id: str, run_id: str) -> str:
+    """The holder's name for all tasks of a DAG run."""
+    return f"Airflow {dag_id} {run_id}"
+
+
 def clock(connection: Connection) -> float:
     """The current time."""
     if connection.dialect.name == "postgresql":

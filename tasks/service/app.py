@@ -13,7 +13,9 @@
 | GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows, also of a live run |
 | GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
 | POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard; its path |
+| GET, POST /tensorboard/{secret}/… | the secret | a running TensorBoard |
 | GET /history?job= | read | the outcomes of each job, and its finished runs |
+| GET /openapi.json | read | this API in OpenAPI's format |
 | GET /page/… | read; `serve`: public | the page, which asks for the token itself |
 
 Unknown fields are refused, in a query as in a body. Errors are `{"error": {"kind", "message"}}`:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import urllib3
 from minio import Minio
+from minio.error import MinioException
 
 from trainwright.infra.background_process import stop
 from trainwright.infra.s3_server import (
@@ -227,7 +228,7 @@ def test_acknowledged_objects_survive_kill_9_under_load(own_home: Path) -> None:
             key, data = f"load/{writer}-{number}", f"{writer}-{number}-".encode() * 500
             try:
                 client(access).put_object("bucket", key, io.BytesIO(data), len(data))
-            except Exception:  # noqa: BLE001 - whatever the SDK makes of a server that dies
+            except (MinioException, urllib3.exceptions.HTTPError, OSError):  # the server died
                 return
             acknowledged[key] = data
             if len(acknowledged) == 60:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.allocate import acquire
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
-from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.runs.artefacts import Plan
 from trainwright.tasks.spec.job import Job
@@ -151,19 +151,34 @@ def test_a_killed_deferred_task_leaves_the_queue_and_releases_the_run(
     assert second.run.uri not in {lease.run for lease in doors.ledger().held()}
 
 
-def test_work_does_not_start_under_a_lost_lease(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, take = make(tmp_path, "slow"), acquire.lease
+class LateLedger(Ledger):
+    """The ledger of a process that sleeps past the expiry of its lease on devices."""
 
-    def sleeps_past_its_expiry(run: RunContext, plan: Any, **more: Any) -> tuple[Plan, int]:
-        _, token = take(run, plan, **more)
-        doors.ledger().release(run.run.uri, PLAN.resources, token=token)
-        return PLAN.model_copy(update={"epochs": PLAN.epochs + 1}), token
+    def renew(self, run: str, resources: Iterable[str], *more: float, **lease: Any) -> bool:
+        """Renew, if a heartbeat renews devices, only after their lease has ended."""
+        resources = list(resources)
+        if lease.get("token") is not None:
+            self.release(run, resources, token=lease["token"])
+        return super().renew(run, resources, *more, **lease)
 
-    monkeypatch.setattr(acquire, "lease", sleeps_past_its_expiry)
+
+def test_work_does_not_start_under_a_lost_lease(home: Path, tmp_path: Path) -> None:
+    run = make(tmp_path, "slow")
+    acquire.lease(run, PLAN)
+    assert doors.ledger().ask_to_replan(run.run.uri, PLAN.resources) == len(PLAN.resources)
+    run.ledger = LateLedger(run.settings.ledger_url)
+    other = PLAN.model_copy(update={"epochs": PLAN.epochs + 1})
+    made: list[Plan] = []
+
+    def again(devices: list[Device]) -> Plan:
+        made.append(other)
+        return other
+
     with pytest.raises(RunHeld, match="was lost before the work started"):
-        acquire.on_devices(run, lambda halt, claim: pytest.fail("it worked"), "the work")
+        acquire.on_devices(
+            run, lambda halt, claim: pytest.fail("it worked"), "the work", again=again
+        )
+    assert made == [other]
     assert run.run.read(Plan) == PLAN
 
 
