@@ -6,9 +6,9 @@
               checkpoint is complete or abandoned), answer, exit
 
 A rank asks about checkpoints (`checkpoint.coordinator`); it gets no answer if another run leases
-the devices. A rank on another host also transfers files and rows (`hosts.checkpoint_transfer`);
-`hosts.session` and `hosts.agent` carry the lines between the machines. Several threads of a rank
-may send and ask.
+the devices. A rank on another host also transfers files and rows
+(`checkpoint.checkpoint_transfer`); `hosts.session` and `hosts.agent` carry the lines between the
+machines. Several threads of a rank may send and ask.
 """
 
 from __future__ import annotations

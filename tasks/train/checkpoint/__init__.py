@@ -21,6 +21,6 @@ machine restarts             those synced to disk while the store was unreachabl
 lease lost to another launch the index no longer changes: later ones of this launch don't count
 
 `saver` is the ranks' side, `coordinator` and `uploader` the launcher's, `staged` the folder between
-them. `files`, `tensors` and `shards` define the content of a checkpoint; `fence` decides which
-checkpoints count.
+them; `checkpoint_transfer` moves the parts of ranks on other hosts. `files`, `tensors` and `shards`
+define the content of a checkpoint; `fence` decides which checkpoints count.
 """

@@ -18,6 +18,7 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.channel import Channel, busy_with_store
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import send_file
 from trainwright.tasks.train.checkpoint.coordinator import SKIP, SPILL, WAIT, WRITE
 from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER, CheckpointState
 from trainwright.tasks.train.checkpoint.staged import StagingArea, part_name
@@ -31,7 +32,6 @@ from trainwright.tasks.train.checkpoint.tensors import (
     size_bytes,
 )
 from trainwright.tasks.train.exchange.collective import PeersLost
-from trainwright.tasks.train.hosts.checkpoint_transfer import send_file
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.rank.rank import Rank

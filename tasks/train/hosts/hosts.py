@@ -21,10 +21,10 @@ from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import TransferServer
 from trainwright.tasks.train.exchange.host_name import ADDRESS
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
-from trainwright.tasks.train.hosts.checkpoint_transfer import TransferServer
 from trainwright.tasks.train.hosts.data_staging import DataStaging
 from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
 from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.train.channel import LauncherChannel
-from trainwright.tasks.train.checkpoint.staged import part_name
-from trainwright.tasks.train.hosts.checkpoint_transfer import (
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import (
     GIVE,
     JOURNAL,
     TAKE,
     TransferServer,
 )
+from trainwright.tasks.train.checkpoint.staged import part_name
 from trainwright.tasks.train.hosts.session import Session
 
 KILL_GRACE_S = 10.0

@@ -14,8 +14,8 @@ from trainwright.tasks.train.batch.batch_split import BatchSplit
 from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import SentJournal
 from trainwright.tasks.train.checkpoint.saver import Saver
-from trainwright.tasks.train.hosts.checkpoint_transfer import SentJournal
 from trainwright.tasks.train.rank.divergence import LossDiverged, judge, require_finite
 from trainwright.tasks.train.rank.optimizer import learning_rate_at
 from trainwright.tasks.train.rank.rank import Rank, StepFigures

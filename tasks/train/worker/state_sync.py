@@ -18,9 +18,9 @@ from trainwright.tasks.errors import from_document
 from trainwright.tasks.train.batch.sampling import samples_after, shares
 from trainwright.tasks.train.channel import busy_with_store
 from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import fetch_checkpoint
 from trainwright.tasks.train.checkpoint.tensors import load_optimizer
 from trainwright.tasks.train.exchange.collective import take_document
-from trainwright.tasks.train.hosts.checkpoint_transfer import fetch_checkpoint
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.worker.loop import Training

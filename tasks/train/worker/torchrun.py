@@ -33,10 +33,10 @@ from trainwright.tasks.runs.artefacts import Status
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.channel import Message, PeerStatus, RankStatus
 from trainwright.tasks.train.checkpoint import fence, staged
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import JOURNAL, TransferServer
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.checkpoint.uploader import Uploader, recover, rewind
 from trainwright.tasks.train.exchange.collective import TORCHRUN, torchrun_store
-from trainwright.tasks.train.hosts.checkpoint_transfer import JOURNAL, TransferServer
 from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.worker_group import WorkerGroup
 

@@ -13,14 +13,14 @@ from hypothesis import settings as checked
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput, TrainingFailed
-from trainwright.tasks.train.checkpoint.files import CheckpointState
-from trainwright.tasks.train.checkpoint.tensors import as_file
-from trainwright.tasks.train.hosts.checkpoint_transfer import (
+from trainwright.tasks.train.checkpoint.checkpoint_transfer import (
     SentJournal,
     TransferServer,
     fetch_checkpoint,
     send_file,
 )
+from trainwright.tasks.train.checkpoint.files import CheckpointState
+from trainwright.tasks.train.checkpoint.tensors import as_file
 from trainwright.tasks.train.record.journal import Journals
 
 NAME = "model-00002-of-00002.safetensors"
