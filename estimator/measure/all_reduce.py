@@ -191,7 +191,7 @@ def _be_rank(rank: int, folder: Path, interface: str, budget_s: float, seed: int
     import torch.distributed as dist
 
     torch.set_num_threads(1)  # ranks share this machine's cores
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ["GLOO_SOCKET_IFNAME"] = interface  # Gloo reads it only from the environment
     dist.init_process_group(
         "gloo",
         init_method=(folder / "meeting").as_uri(),

@@ -105,6 +105,7 @@ class RankChannel:
     """The rank's end. A thread receives messages, and sends a heartbeat twice a second."""
 
     def __init__(self, peers: PeerStatus | None = None) -> None:
+        # Removed from the environment, so that processes that the rank starts don't use it.
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
         self._socket.set_inheritable(False)
         self._last = 0.0

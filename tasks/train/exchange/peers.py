@@ -68,6 +68,7 @@ class Peers:
 
     def _meet(self, workers: WorkerGroup, number: int) -> Collective:
         if self._backend == "horovod":
+            # Horovod reads its configuration only from the environment.
             os.environ.update(horovod_environment(workers, number))
             return HorovodCollective()
         return TorchCollective(
