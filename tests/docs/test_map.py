@@ -98,7 +98,7 @@ def test_every_name_that_follows_a_file_is_defined_in_it() -> None:
 def test_every_command_of_the_benchmarks_exists() -> None:
     missing, folder = [], None
     for line in BENCHMARKS.read_text().splitlines():
-        if below := re.search(r"under `(tests/benchmarks/\w+/)`", line):
+        if below := re.search(r"under `(tests/benchmarks/(?:\w+/)?)`", line):
             folder = ROOT / below[1]
         for script in re.findall(r"`(\w+\.py)\b", line):
             assert folder is not None
