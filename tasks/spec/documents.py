@@ -404,7 +404,7 @@ Bandwidth = Annotated[
 ]
 """Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""
 
-Memory = Annotated[
+MemorySize = Annotated[
     float,
     BeforeValidator(_memory),
     PlainSerializer(lambda size: f"{size / 2**30!r}GiB", return_type=str),

@@ -29,7 +29,7 @@ from trainwright.tasks.spec.documents import (
     Bandwidth,
     Document,
     Latency,
-    Memory,
+    MemorySize,
     matching,
     parse_text,
     read_mapping,
@@ -148,7 +148,7 @@ class Host(Document):
         description="bandwidth and latency between two training processes on this host; "
         "default: 4 Gbit and 0.3 ms, or its network if faster; on this machine, as measured",
     )
-    memory: Memory | None = Field(
+    memory: MemorySize | None = Field(
         default=None,
         description="main memory for training, such as 64GiB; default: unknown; on this machine, "
         "what is usable",
