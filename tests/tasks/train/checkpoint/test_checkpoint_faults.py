@@ -260,7 +260,7 @@ def test_a_store_outage_at_the_end_is_reported_and_the_next_start_uploads_the_re
         train(asked)
     start_s3(server)
     result = train(asked)
-    assert notices(events, "arrived")
+    assert notices(events, "uploaded checkpoints staged")
     assert result.resumed_from_step == 72
     _, expected = undisturbed(tmp_path / "undisturbed", **settings)
     for rank in (0, 1):
