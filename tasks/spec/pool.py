@@ -267,7 +267,7 @@ class Pool(Document):
                 for _ in range(entry.count):
                     number = numbers[entry.type] = numbers.get(entry.type, -1) + 1
                     found.append(
-                        Device(
+                        Device.model_construct(  # checked as parts of the pool
                             id=f"{host.name}/{entry.type}-{number}",
                             type=entry.type,
                             host=host.name,

@@ -78,8 +78,10 @@ class SearchSpace:
         self.max_ranks = min(max_ranks, batch, sum(group.count for group in topology.groups))
         self.model: CostModel = topology.model
         self._times: dict[MicroBatchRange, dict[int, Times]] = {}
+        self._largest: dict[tuple[int, bool, int], int] = {}
         most = min(batch, batch if max_accumulation is None else max_accumulation)
-        most = min(most, max((self._useful(kind) for kind in topology.kinds), default=1))
+        useful = [self.most_micro_batches(kind, batch) for kind in topology.kinds]
+        most = min(most, max(useful, default=1))
         self.accumulations: list[MicroBatchRange] = [(1, 1), (2, most)][: 1 if most < 2 else 2]
         """Intervals of micro-batches that cover all that are useful."""
 
@@ -111,18 +113,23 @@ class SearchSpace:
 
     def _micro(self, kind: Kind, accumulation: int, sharing: int = 1) -> int:
         """The most samples at once, if so many ranks share a machine's memory equally."""
-        kept = self.model.kept_bytes(accumulation)
-        return largest_batch(kind.curve, self.batch, kept, sharing if kind.shares_memory else 1)
+        sharing = sharing if kind.shares_memory else 1
+        key = (kind.index, accumulation > 1, sharing)
+        if key not in self._largest:
+            kept = self.model.kept_bytes(accumulation)
+            self._largest[key] = largest_batch(kind.curve, self.batch, kept, sharing)
+        return self._largest[key]
 
-    def _useful(self, kind: Kind) -> int:
-        """The most micro-batches that can pay on this kind of device."""
+    def most_micro_batches(self, kind: Kind, samples: int) -> int:
+        """The most micro-batches that can pay if a rank of this kind has at most these samples.
+
+        More of them take no less time, and no less memory is needed than for one sample.
+        """
         room = self.topology.most_sharing_memory
-        if self._micro(kind, 1, room) >= self.batch:
+        if self._micro(kind, 1, room) >= samples:
             return 1
-        if kind.shares_memory and room > 1:
-            return self.batch
-        micro = self._micro(kind, 2)
-        return math.ceil(self.batch / micro) if micro else 1
+        micro = self._micro(kind, 2, room) or min(1, self._micro(kind, 2))
+        return math.ceil(samples / micro) if micro else 1
 
     def rank_kinds(
         self,

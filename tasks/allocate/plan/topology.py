@@ -20,7 +20,7 @@ from typing import Any
 from trainwright.tasks.allocate.plan.collectives import INNER, CollectiveModel
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.kinds import Kind
-from trainwright.tasks.spec.pool import Device, Pool
+from trainwright.tasks.spec.pool import LOCAL_ADDRESSES, Device, Pool
 
 THIS_MACHINE = "this machine"
 """The machine of every local device, at any address in the pool file."""
@@ -165,9 +165,9 @@ def machine_of(device: Device) -> str:
 def _links(pool: Pool) -> dict[str, Links]:
     """The links between and inside machines, by machine: the slowest of its hosts'."""
     networks, found = pool.networks(), dict[str, Links]()
-    machines = {device.host: machine_of(device) for device in pool.devices()}
     for host in pool.hosts:
-        name, network = machines[host.name], networks[host.name]
+        local = host.address in LOCAL_ADDRESSES
+        name, network = THIS_MACHINE if local else host.address, networks[host.name]
         inner = (
             host.inner.bandwidth or max(INNER[0], network.bandwidth),
             host.inner.latency or min(INNER[1], network.latency),

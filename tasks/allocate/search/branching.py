@@ -49,7 +49,7 @@ class Branching:
         node = relaxed.subproblem
         low, high = node.collectives.width
         if node.accumulation[0] < node.accumulation[1]:
-            yield from self._by_accumulation(node)
+            yield from self._by_accumulation(node, relaxed.most_accumulation)
             return
         if node.kinds_fixed and low == high:
             yield from self._by_group(node)
@@ -71,12 +71,15 @@ class Branching:
         else:
             yield from self._by_kind(node, relaxed.counts)
 
-    def _by_accumulation(self, node: Subproblem) -> Iterator[Subproblem]:
-        """Halves by the logarithm of the number of micro-batches."""
+    def _by_accumulation(self, node: Subproblem, most: int | None) -> Iterator[Subproblem]:
+        """Halves by the logarithm of the number of micro-batches, up to this many."""
         low, high = node.accumulation
+        high = max(low, high if most is None else min(high, most))
         middle = math.isqrt(low * high)
         # The last one is searched first: of a tie, the fewest micro-batches.
         for accumulation in ((middle + 1, high), (low, middle)):
+            if accumulation[0] > accumulation[1]:
+                continue
             levels = len(self._bounds.levels(accumulation))
             if levels:
                 yield replace(node, accumulation=accumulation, levels=(0, levels - 1))

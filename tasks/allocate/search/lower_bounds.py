@@ -100,11 +100,23 @@ class LowerBounds:
             paid = self._cheapest_cover(node, tight, "cost", self._z)
             if paid is None or paid.bound > self.limits.budget * (1 + TOLERANCE):
                 return None
-        if not in_time:
+        if in_time:
+            bound = self._duration_s(node, tight, self._goal_z, tight.busy_s)
+            found: Relaxation | None = self._fastest(node, tight, bound, paid)
+        else:
             what: Literal["energy", "cost"] = "energy" if self.goal == "energy" else "cost"
-            return self._cheapest_cover(node, tight, what, self._goal_z)
-        bound = self._duration_s(node, tight, self._goal_z, tight.busy_s)
-        return self._fastest(node, tight, bound, paid)
+            found = self._cheapest_cover(node, tight, what, self._goal_z)
+        if found is not None and node.accumulation[0] < node.accumulation[1]:
+            found = found._replace(most_accumulation=self._most_accumulation(tight))
+        return found
+
+    def _most_accumulation(self, tight: Tightened) -> int:
+        """More micro-batches can't pay for shares of at most these samples."""
+        return max(
+            self.space.most_micro_batches(kind, int(samples))
+            for kind, samples, ranks in zip(self._kinds, tight.most, tight.counts.high, strict=True)
+            if ranks > 0
+        )
 
     def _least_factor(self, tight: Tightened) -> float:
         return float(self._tightening.factor[tight.counts.high > 0].min())

@@ -52,5 +52,7 @@ class Relaxation(NamedTuple):
     samples: Any = None
     """Samples of a rank of each kind. None: the numbers by kind are fixed."""
     loose: Looseness = Looseness()
+    most_accumulation: int | None = None
+    """More micro-batches can't pay in this subproblem. None: not computed."""
     packed: Any = None
     """Ranks by group on the fewest machines that hold the batch."""

@@ -49,7 +49,7 @@ class Tightening:
         self._topology = topology
         self.z = space.model.z
         self.goal_z = self.z if is_upper(goal) else 0.0
-        self._until_goal = goal == "upper_time"
+        self._until_goal, self._median_time = goal == "upper_time", goal == "time"
         self.factor = np.array([kind.factor(self.z) for kind in self._kinds])
         """By kind: a rank's time at the job's confidence, relative to the median."""
         self.scale = self.factor if is_upper(goal) else np.ones(len(self._kinds))
@@ -101,6 +101,7 @@ class Tightening:
         if ranks > min(node.ranks[1], self.space.max_ranks):
             return None
         level, most = self.level(node, 0), self.most_samples(node)
+        median_until = cutoff if self._median_time else math.inf
         one_sample_s = tables.times(np.ones(len(most)))
         until = self._until(cutoff)
         on_machine = self._ranks_on_a_machine(node.accumulation)[self._topology.kind_of]
@@ -125,7 +126,7 @@ class Tightening:
                 float(one_sample_s[used].min()),
                 float(one_sample_s[sure].max()) if sure.any() else 0.0,
             )
-            in_time = self._in_time(node, until, collectives)
+            in_time = self._in_time(node, until, median_until, collectives)
             room = np.where((in_time >= 1)[self._topology.kind_of], room, 0.0)
             most = np.maximum(1.0, np.minimum(most, in_time))
             counts = CountLimits(low, high, ranks, node.ranks[1], self._capacity(node, room))
@@ -171,15 +172,24 @@ class Tightening:
             )
         return self._fit[accumulation]
 
-    def _in_time(self, node: Subproblem, until: Any, collectives: LeastCollectives) -> Any:
-        """By kind: the most samples with which a rank ends in time, at the job's confidence."""
+    def _in_time(
+        self, node: Subproblem, until: Any, median_until: float, collectives: LeastCollectives
+    ) -> Any:
+        """By kind: the most samples with which a rank ends in time.
+
+        That is until one time at the job's confidence, and until another one at the median.
+        """
         import numpy as np
 
-        if np.isinf(until).all():
+        if np.isinf(until).all() and math.isinf(median_until):
             return np.full(len(until), np.inf)
         step_s = (until - START_S.at(self.z)) / self.steps
         slowest_s = collectives.upper.slowest_s(step_s, node.accumulation[0])
         allowed_s = slowest_s / self.factor * self.scale
+        if math.isfinite(median_until):
+            step_s = (median_until - START_S.median) / self.steps
+            slowest_s = collectives.median.slowest_s(step_s, node.accumulation[0])
+            allowed_s = np.minimum(allowed_s, slowest_s)  # the tables' times are at the median
         return self.tables(node.accumulation).until(allowed_s * (1 + TOLERANCE))
 
     def _capacity(self, node: Subproblem, room: Any) -> Capacity:
