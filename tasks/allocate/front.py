@@ -13,9 +13,12 @@ from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.runs.artefacts import FrontPoint
 
-_DURATIONS = 6
+_DURATIONS = 4
 """Number of deadlines to search between the fastest and the most economical configuration."""
-_MAX_NODES = 60
+_MAX_NODES = 20
+_RESOLUTION = 0.01
+"""A point is searched for only if it is better by this share than those known."""
+NO_LIMITS = Limits()
 
 
 def front(
@@ -26,22 +29,26 @@ def front(
     goals: list[Goal] = [goal for goal in ("energy", "cost") if result.value(goal) < math.inf]
     request = replace(problem.request(result.batch), max_nodes=_MAX_NODES)
 
-    def search(goal: Goal, deadline_s: float = math.inf) -> Configuration | None:
-        found = best(replace(request, goal=goal, limits=Limits(deadline_s)))
-        known.extend(found.seen)
-        return found.best
+    def search(goal: Goal, limits: Limits = NO_LIMITS) -> Configuration:
+        """The best known configuration, after a search for one that is clearly better."""
+        within = [one for one in known if one.excess(limits) <= 0]
+        least = min((one.value(goal) for one in within), default=math.inf)
+        cutoff = least * (1 - _RESOLUTION)
+        known.extend(best(replace(request, goal=goal, limits=limits, cutoff=cutoff)).seen)
+        return min(
+            (one for one in known if one.excess(limits) <= 0),
+            key=lambda one: (one.value(goal), one.cost.upper_duration_s),
+            default=result,
+        )
 
-    fastest = search("time")
+    first = search("time").cost.upper_duration_s
     for goal in goals:
-        frugal = search(goal)
-        if fastest is None or frugal is None:
-            continue
-        first, last = fastest.cost.upper_duration_s, frugal.cost.upper_duration_s
+        last = search(goal).cost.upper_duration_s
         if last <= first:
             continue
         for place in range(_DURATIONS):
-            search(goal, first * (last / first) ** (place / _DURATIONS))
-    known = [one for one in known if one.excess(Limits()) <= 0]
+            search(goal, Limits(first * (last / first) ** (place / _DURATIONS)))
+    known = [one for one in known if one.excess(NO_LIMITS) <= 0]
     return [point(problem, one, chosen=one is result) for one in undominated(known, result)]
 
 

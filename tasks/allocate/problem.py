@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -164,7 +165,7 @@ class PlanningProblem:
                 tried = [change.get(other, count) for other, count in enumerate(counts)]
                 if 0 <= tried[place] <= group.count and any(tried):
                     some = space.configure(tried, result.accumulation, self.goal, self.limits)
-                    found += [one for one, _ in some[:1]]
+                    found += [one for one, _ in itertools.islice(some, 1)]
             if len(found) > _MAX_NEIGHBOURS:
                 break
         return found

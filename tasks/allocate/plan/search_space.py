@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -165,14 +165,14 @@ class SearchSpace:
 
     def configure(
         self, counts: Sequence[int], accumulation: int, goal: Goal, limits: Limits
-    ) -> list[Configured]:
+    ) -> Iterator[Configured]:
         """These ranks by group in each placement, with the best split for the goal.
 
         Where no split meets the limits, it is the one that comes closest to a limit. Empty if the
         ranks do not fit.
         """
         if not self.min_ranks <= sum(counts) <= self.max_ranks:
-            return []
+            return
         by_kind: dict[int, int] = {}
         for group, count in zip(self.topology.groups, counts, strict=True):
             if count:
@@ -180,12 +180,10 @@ class SearchSpace:
         kinds = [
             (kind, by_kind[kind.index]) for kind in self.topology.kinds if kind.index in by_kind
         ]
-        found = []
         for placement in placements(self.topology, counts):
             one = self._configured(tuple(counts), kinds, placement, accumulation, goal, limits)
             if one is not None:
-                found.append(one)
-        return found
+                yield one
 
     def _configured(
         self,

@@ -171,7 +171,7 @@ class BranchAndBound:
         key = (counts, accumulation)
         if key in self._seen:
             return
-        found = self.space.configure(counts, accumulation, self.goal, self.limits)
+        found = list(self.space.configure(counts, accumulation, self.goal, self.limits))
         self._seen[key] = [one for one, _ in found]
         for one, bound in found:
             value = math.inf if one.excess(self.limits) > 0 else one.value(self.goal)
