@@ -19,6 +19,7 @@ from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
+from trainwright.tasks.units import plain
 
 GOOD_ENOUGH = 0.9
 _FIRST_NODES = 60
@@ -51,9 +52,10 @@ def batch_rule(problem: PlanningProblem) -> str:
             f"{1 / GOOD_ENOUGH:.2f} of the best: a larger batch learns less per sample, "
             "and how much less is not known (train.noise_scale)"
         )
+    noise = plain(train.noise_scale or math.inf)
     return (
         f"the least {problem.goal} times samples to the same loss, "
-        f"(1 + B / {train.noise_scale:g}) / (1 + {first} / {train.noise_scale:g}), of {sizes}"
+        f"(1 + B / {noise}) / (1 + {first} / {noise}), of {sizes}"
     )
 
 
