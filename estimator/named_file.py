@@ -28,7 +28,7 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
         with open(path, "rb", opener=_without_waiting) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise BadInput(f"{named}: is {_kind(state.st_mode)}; allowed: a regular file")
+                raise BadInput(f"{named}: is {kind_of_file(state.st_mode)}; allowed: a regular file")
             # Also bounds a file that reports a smaller size than it has, or grows meanwhile.
             content = file.read(most_bytes + 1) if state.st_size <= most_bytes else b""
     except FileNotFoundError:
@@ -82,8 +82,10 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _kind(mode: int) -> str:
+def kind_of_file(mode: int) -> str:
+    """The kind of a file that is not a regular one, by its mode, in words."""
     kinds = {
+        stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a pipe",
         stat.S_IFCHR: "a device",
         stat.S_IFBLK: "a device",

@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from trainwright.estimator.named_file import kind_of_file
 from trainwright.tasks import progress
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
@@ -57,6 +58,9 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
             )
     elif not path.exists():
         raise BadInput(f"data.uri: got {uri}; there is no such file")
+    elif not path.is_file():
+        kind = kind_of_file(path.stat().st_mode)
+        raise BadInput(f"data.uri: got {uri}, which is {kind}; allowed: a regular file")
     elif path.suffix.lower() not in SUFFIXES:
         raise BadInput(
             f"data.uri: got {uri}; "

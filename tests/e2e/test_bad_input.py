@@ -403,9 +403,12 @@ def test_a_pool_or_limits_without_a_feasible_plan(
         ({"uri": "ftp://x/y.csv"}, "ftp://"),
         ({"uri": "latin.csv"}, "not UTF-8"),
         ({"uri": "loop.csv"}, "loop.csv"),
+        ({"uri": "pipe.csv"}, "pipe.csv, which is a pipe; allowed: a regular file"),
     ],
 )
+@pytest.mark.timeout(60)
 def test_wrong_data(home: Path, tmp_path: Path, data: dict[str, str], says: str) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "table.csv").write_text("a,label\n1,x\n2,y\n")
     (tmp_path / "latin.csv").write_bytes(b"a,label\n1,\xff\n2,y\n")
     (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
@@ -440,6 +443,11 @@ def test_wrong_credentials_exit_with_4_and_hide_the_secret(s3: S3Access, tmp_pat
     [
         ({"TRAINWRIGHT_LEDGER": "nope"}, 2, "TRAINWRIGHT_LEDGER: is not a database URL"),
         ({"TRAINWRIGHT_LEDGER": "postgresql+nothing://u:secret@h/x"}, 2, "TRAINWRIGHT_LEDGER"),
+        (
+            {"TRAINWRIGHT_LEDGER": "sqlite:////nowhere/x.db"},
+            2,
+            "TRAINWRIGHT_LEDGER: there is no folder /nowhere",
+        ),
         ({"TRAINWRIGHT_HOME": "/proc/nowhere"}, 4, "TRAINWRIGHT_HOME"),
     ],
 )
