@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,8 +93,16 @@ class Settings:
 
     @property
     def ledger_url(self) -> str:
-        """The SQLAlchemy URL of the ledger. It may contain a password."""
-        return self._get("LEDGER") or f"sqlite:///{self.home / 'ledger.sqlite'}"
+        """The SQLAlchemy URL of the ledger. It may contain a password.
+
+        Raises BadInput if it names a file in a folder that does not exist. Only the default ledger's
+        folder, TRAINWRIGHT_HOME, is created.
+        """
+        given = self._get("LEDGER")
+        file = re.fullmatch(r"sqlite(?:\+\w+)?:///(?!file:)([^?]+).*", given)
+        if file and not (folder := Path(file[1]).parent).is_dir():
+            raise BadInput(f"TRAINWRIGHT_LEDGER: there is no folder {folder}")
+        return given or f"sqlite:///{self.home / 'ledger.sqlite'}"
 
     @property
     def jobs(self) -> Path:
