@@ -95,8 +95,8 @@ class Settings:
     def ledger_url(self) -> str:
         """The SQLAlchemy URL of the ledger. It may contain a password.
 
-        Raises BadInput if it names a file in a folder that does not exist. Only the default ledger's
-        folder, TRAINWRIGHT_HOME, is created.
+        Raises BadInput if it names a file in a folder that does not exist: only the default
+        ledger's folder, TRAINWRIGHT_HOME, is created.
         """
         given = self._get("LEDGER")
         file = re.fullmatch(r"sqlite(?:\+\w+)?:///(?!file:)([^?]+).*", given)

@@ -6,14 +6,14 @@ the file; `load_job` makes them absolute. docs/guide.md shows examples.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.cron import Cron
 from trainwright.tasks.spec.documents import (
     Document,
     Duration,
@@ -43,32 +43,6 @@ Name = Annotated[
 ]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Scalar = str | int | float | bool | None
-
-
-def _cron_pattern() -> re.Pattern[str]:
-    def field(value: str) -> str:
-        part = rf"(\*|{value}(-{value})?)(/[1-9][0-9]?)?"
-        return rf"{part}(,{part})*"
-
-    months, days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
-    minute, hour, day = "[0-5]?[0-9]", "([01]?[0-9]|2[0-3])", "(0?[1-9]|[12][0-9]|3[01])"
-    return re.compile(
-        " +".join(map(field, (minute, hour, day, f"(0?[1-9]|1[0-2]|{months})", f"([0-7]|{days})")))
-    )
-
-
-_CRON = _cron_pattern()
-
-
-def _cron(value: str) -> str:
-    if not _CRON.fullmatch(value.strip().lower()):
-        raise ValueError(
-            'the five cron fields minute, hour, day, month, weekday, such as "0 3 * * *"'
-        )
-    return value
-
-
-Cron = Annotated[str, AfterValidator(_cron)]
 
 
 class JobName(Document):

@@ -152,6 +152,16 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ),
         ({"objective": {"budget": -1}}, "objective.budget: got -1"),
         (
+            {"schedule": {"cron": "5-1 * * * *"}},
+            "schedule.cron: got '5-1 * * * *'; allowed: a range that begins with its lower end",
+        ),
+        ({"schedule": {"cron": "0 0 * nov-feb *"}}, "lower end, not nov-feb"),
+        ({"schedule": {"cron": "*/99 * * * *"}}, "a step of at most 59 in this field, not */99"),
+        ({"schedule": {"cron": "0 1,2/24 * * *"}}, "a step of at most 23 in this field, not 2/24"),
+        ({"schedule": {"cron": "0 0 30 2 *"}}, "a day that the month has, not day 30 of month 2"),
+        ({"schedule": {"cron": "0 0 31 4,jun *"}}, "not day 31 of month 4,jun"),
+        ({"schedule": {"cron": "0 0 * *"}}, "allowed: the five cron fields"),
+        (
             {"devices": {"min_count": 3, "max_count": 2}},
             "max_count of at least min_count (3), not 2",
         ),
@@ -164,6 +174,24 @@ def test_a_wrong_field_gives_one_line_with_field_given_and_allowed(
         load_job(write(tmp_path, **changes))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "cron",
+    [
+        "0 3 * * *",
+        "*/59 5/10 1-31/31 jan-dec/12 *",
+        "0 0 29 2 *",
+        "0 0 30,31 feb,mar *",
+        "0 0 31 2 mon",
+        "0 0 * * SAT-SUN",
+        "0 0 * * 5-7",
+    ],
+)
+def test_a_cron_schedule_that_runs_is_accepted(tmp_path: Path, cron: str) -> None:
+    job = load_job(write(tmp_path, schedule={"cron": cron}))
+    assert job.schedule is not None
+    assert job.schedule.cron == cron
 
 
 def test_other_wrong_fields_are_named_too(tmp_path: Path) -> None:
