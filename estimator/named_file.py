@@ -28,7 +28,8 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
         with open(path, "rb", opener=_without_waiting) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise BadInput(f"{named}: is {kind_of_file(state.st_mode)}; allowed: a regular file")
+                kind = kind_of_file(state.st_mode)
+                raise BadInput(f"{named}: is {kind}; allowed: a regular file")
             # Also bounds a file that reports a smaller size than it has, or grows meanwhile.
             content = file.read(most_bytes + 1) if state.st_size <= most_bytes else b""
     except FileNotFoundError:

@@ -337,6 +337,7 @@ _KINDS_OF_UNIONS = {
 
 
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_S = 3650 * _TIMES["d"]
 _SIZES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -349,10 +350,18 @@ def _measure(value: Any, units: dict[str, float], example: str) -> float:
     raise ValueError(f"a number with its unit, one of {', '.join(units)}, such as {example}")
 
 
-def _positive(value: float) -> float:
-    if value <= 0:
-        raise ValueError("more than zero")
-    return value
+def _wait(value: Any) -> float:
+    seconds = _measure(value, _TIMES, "30m")
+    if seconds > _LONGEST_S:
+        raise ValueError("up to 3650d, such as 30m")
+    return seconds
+
+
+def _duration(value: Any) -> float:
+    seconds = _measure(value, _TIMES, "30m")
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError("more than zero, up to 3650d, such as 30m")
+    return seconds
 
 
 def _bandwidth(value: Any) -> float:
@@ -382,15 +391,15 @@ def _text_schema(example: str) -> WithJsonSchema:
 
 Duration = Annotated[
     float,
-    BeforeValidator(lambda value: _positive(_measure(value, _TIMES, "30m"))),
+    BeforeValidator(_duration),
     PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
     _text_schema("30m"),
 ]
-"""Seconds, written with a unit: 90s, 30m, 8h, 50us."""
+"""Seconds, written with a unit: 90s, 30m, 8h, 50us; up to 3650d."""
 
 Wait = Annotated[
     float,
-    BeforeValidator(lambda value: _measure(value, _TIMES, "30m")),
+    BeforeValidator(_wait),
     PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
     _text_schema("30m"),
 ]

@@ -42,6 +42,7 @@ Name = Annotated[
     ),
 ]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+_MOST_STEPS = 1_000_000_000
 Scalar = str | int | float | bool | None
 
 
@@ -88,21 +89,28 @@ class Optimizer(Document):
     name: Literal["sgd", "momentum", "adam", "adamw"] = Field(
         default="adamw", description="the update rule"
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty (decoupled in adamw)")
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1e6, description="L2 penalty (decoupled in adamw)"
+    )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="for momentum only")
 
 
 class CheckpointPolicy(Document):
     """When checkpoints are written and which are kept."""
 
-    every_steps: int = Field(default=50, ge=1, description="steps between checkpoints")
-    keep_last: int = Field(default=3, ge=1, description="how many of the newest are kept")
+    every_steps: int = Field(
+        default=50, ge=1, le=_MOST_STEPS, description="steps between checkpoints"
+    )
+    keep_last: int = Field(
+        default=3, ge=1, le=_MOST_STEPS, description="how many of the newest are kept"
+    )
     keep_best: bool = Field(
         default=True, description="also keep the one with the best validation metric"
     )
     keep_every: int | None = Field(
         default=None,
         ge=1,
+        le=_MOST_STEPS,
         description="steps between checkpoints that are kept for good; a multiple of every_steps",
     )
 
@@ -212,11 +220,18 @@ class TrainSpec(Document):
             )
         return self
 
-    @field_validator("global_batch_size", "learning_rate")
+    @field_validator("global_batch_size")
     @classmethod
-    def _above_zero(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+    def _above_zero(cls, value: int | Literal["auto"]) -> int | Literal["auto"]:
         if value != "auto" and value <= 0:
             raise ValueError("more than zero, or auto")
+        return value
+
+    @field_validator("learning_rate")
+    @classmethod
+    def _finite_in_every_precision(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+        if value != "auto" and not 0 < value <= 1e6:
+            raise ValueError("more than zero, up to 1000000, or auto")
         return value
 
 
@@ -230,7 +245,7 @@ class Objective(Document):
         default=None, description="from the lease to the end of training, such as 30m"
     )
     budget: float | None = Field(
-        default=None, gt=0, description="highest cost, in the pool's currency"
+        default=None, ge=1e-9, le=1e12, description="highest cost, in the pool's currency"
     )
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
         default=0.9, description="probability with which the plan must keep the limits"
@@ -273,7 +288,7 @@ class Promotion(Document):
 
     alias: Name = Field(default="production", description="the alias, which serving follows")
     require_approval: bool = Field(default=False, description="whether a person must approve first")
-    only_if_better: str | None = Field(
+    only_if_better: Literal["accuracy", "loss"] | None = Field(
         default=None,
         description="metric by which the model must beat the current one; default: train.target's, "
         "if there is one",

@@ -92,7 +92,10 @@ class DeviceEntry(Document):
     type: str = Field(description="a known device type, cpu or emulated")
     count: int = Field(default=1, ge=1, le=10_000, description="number of such devices")
     cores: float | None = Field(
-        default=None, gt=0, le=4096, description="for cpu: number of cores, or a fraction of one"
+        default=None,
+        ge=0.001,
+        le=4096,
+        description="for cpu: number of cores, or a fraction of one",
     )
     speed: float | None = Field(
         default=None, ge=1e-6, le=1e9, description="for emulated: relative speed"

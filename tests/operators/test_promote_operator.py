@@ -58,9 +58,9 @@ def test_a_models_event_goes_only_to_its_outlets() -> None:
 
 
 def test_permanent_errors_of_a_promotion_fail_without_a_retry(home: Path, tmp_path: Path) -> None:
-    run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
+    run = sealed_run(tmp_path.as_uri(), 1, None, only_if_better="accuracy")
     with pytest.raises(
-        AirflowFailException, match=r"bad_input: promotion\.only_if_better: got 'f1'"
+        AirflowFailException, match=r"bad_input: promotion\.only_if_better: got 'accuracy'"
     ):
         PromoteOperator(task_id="promote", run=run.uri).execute(context())
 

@@ -292,19 +292,20 @@ def local_path(run: Run, key: str) -> Path:
 
 
 def sealed_run(
-    store: str, number: int, accuracy: float, name: str = "digits", **promotion: Any
+    store: str, number: int, accuracy: float | None, name: str = "digits", **promotion: Any
 ) -> Run:
-    """A finished run whose stored model has this accuracy."""
+    """A finished run whose stored model has this accuracy, or only a loss."""
+    metrics = {"loss": 0.1} if accuracy is None else {"accuracy": accuracy, "loss": 1 - accuracy}
     run = begin_run(store, name, number)
     job = run.job().model_dump(mode="json", exclude={"schema_version"})
     if promotion:
         job["promotion"] = promotion
     run.write(RunJob.model_validate(job))
     write_checkpoints(run, (True,))
-    write_outcome(run, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
+    write_outcome(run, metrics=metrics)
     save_model(run)
     signature = json.loads(run.objects.get("model/signature.json"))
-    signature["metrics"] = {"accuracy": accuracy, "loss": 1 - accuracy}
+    signature["metrics"] = metrics
     run.objects.put("model/signature.json", json.dumps(signature).encode())
     seal(run)
     return run

@@ -80,10 +80,10 @@ def test_a_run_changed_after_sealing_is_not_promoted(tmp_path: Path) -> None:
     assert not list(run.root().list("models/"))
 
 
-def test_an_unknown_metric_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
+def test_a_metric_that_the_model_lacks_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    run = sealed_run(tmp_path.as_uri(), 1, None, only_if_better="accuracy")
     with pytest.raises(
-        BadInput, match=r"promotion.only_if_better: got 'f1'; allowed: .* accuracy, loss"
+        BadInput, match=r"promotion.only_if_better: got 'accuracy'; allowed: .* one of loss"
     ):
         promote(run)
 

@@ -121,7 +121,24 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ({"train": {"faults": {"stall_timeout": "1ms"}}}, "train.faults.stall_timeout: got "),
         (
             {"train": {"learning_rate": -1.0}},
-            "train.learning_rate: got -1.0; allowed: more than zero, or auto",
+            "train.learning_rate: got -1.0; allowed: more than zero, up to 1000000, or auto",
+        ),
+        ({"train": {"learning_rate": 1e300}}, "train.learning_rate: got 1e+300; allowed: more"),
+        ({"train": {"optimizer": {"weight_decay": 1e300}}}, "weight_decay: got 1e+300; allowed:"),
+        *[
+            ({"train": {"checkpoint": {name: 10**10}}}, f"{name}: got 10000000000; allowed: less")
+            for name in ("every_steps", "keep_last", "keep_every")
+        ],
+        (
+            {"objective": {"deadline": "3651d"}},
+            "objective.deadline: got '3651d'; allowed: more than zero, up to 3650d",
+        ),
+        ({"queue_timeout": "1e300s"}, "queue_timeout: got '1e300s'; allowed: up to 3650d"),
+        ({"objective": {"budget": 1e-300}}, "objective.budget: got 1e-300; allowed: greater"),
+        ({"objective": {"budget": 1e13}}, "objective.budget: got 10000000000000.0; allowed: less"),
+        (
+            {"promotion": {"only_if_better": "xyz"}},
+            "promotion.only_if_better: got 'xyz'; allowed: 'accuracy' or 'loss'",
         ),
         (
             {"train": {"learning_rate": ".nan"}},

@@ -114,6 +114,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ("name: p\nhosts: [{name: a, devices: [{type: abacus}]}]", "a device type of"),
         ("name: p\nhosts: [{name: a, devices: [{type: cpu, cores: -1}]}]", "cores: got -1"),
         ("name: p\nhosts: [{name: a, devices: [{type: cpu, cores: 0}]}]", "cores: got 0"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu, cores: 1e-9}]}]", "cores: got 1e-09"),
         ("name: p\nhosts: [{name: a, devices: [{type: emulated}]}]", "speed for emulated"),
         (
             "name: p\nhosts: [{name: a, devices: [{type: nvidia-t4, cores: 2}]}]",
