@@ -18,7 +18,7 @@ from trainwright.tasks.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from trainwright.tasks.runs.artefacts import JointPlan
+    from trainwright.tasks.runs.artefacts import Expectation, JointPlan
 
 
 def validate(
@@ -45,8 +45,8 @@ def validate(
             (
                 "met" if one.success else "FAILED",
                 one.column or "",
-                _phrase(one.expectation),
-                _short(one.observed),
+                _phrase(one),
+                _observed(one),
             )
             for one in result.expectations
         ]
@@ -59,12 +59,34 @@ def validate(
         raise DataRejected(failure_line(result), validation=result.model_dump(mode="json"))
 
 
-def _phrase(expectation: str) -> str:
-    return expectation.removeprefix("expect_").removeprefix("column_").replace("_", " ")
+def _phrase(one: Expectation) -> str:
+    """An expectation in words, such as `values to be between 0 and 1`."""
+    words = one.expectation.removeprefix("expect_").removeprefix("column_").replace("_", " ")
+    expected = {name: value for name, value in one.expected.items() if value is not None}
+    least, most = expected.pop("min_value", None), expected.pop("max_value", None)
+    if least is not None and most is not None:
+        words += f" {_short(least)} and {_short(most)}"
+    elif least is not None:
+        words = f"{words.removesuffix('between')}at least {_short(least)}"
+    elif most is not None:
+        words = f"{words.removesuffix('between')}at most {_short(most)}"
+    rest = [
+        _short(value) if isinstance(value, list) else f"{name.replace('_', ' ')} {_short(value)}"
+        for name, value in expected.items()
+    ]
+    return f"{words}: {', '.join(rest)}" if rest else words
+
+
+def _observed(one: Expectation) -> str:
+    return "all values" if one.unexpected_count == 0 else _short(one.observed)
 
 
 def _short(value: Any) -> str:
-    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    from trainwright.tasks.units import plain
+
+    if isinstance(value, float):
+        return plain(value, 6) if abs(value) < 1e15 else f"{value:.6g}"
+    text = "" if value is None else str(value)
     return text if len(text) <= 24 else text[:21] + "..."
 
 

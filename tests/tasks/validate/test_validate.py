@@ -14,6 +14,7 @@ import doors
 import numpy as np
 import psutil
 import pytest
+from command_line import run
 
 from trainwright.tasks.data.dataset import load
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -200,7 +201,37 @@ def test_data_that_passes_a_given_suite_must_still_be_usable_for_training(tmp_pa
         DataSpec(uri=table(tmp_path / "hole.csv", {4: ",red,no"}), expectations=str(suite))
     )
     assert (validation.success, validation.data) == (False, None)
-    assert "column 'a': 1 of 40 values are missing" in failure_line(validation)
+    line = failure_line(validation)
+    assert line.startswith("the data fails 1 of 2 expectations: data.uri: ")
+    assert "column 'a': 1 of 40 values are missing" in line
+
+
+def test_the_screen_has_the_bounds_and_what_was_observed(home: Path, tmp_path: Path) -> None:
+    bounds: list[dict[str, float]] = [
+        {"min_value": 0, "max_value": 2000.5},
+        {"min_value": 0.25},
+        {"max_value": 20, "mostly": 0.5},
+    ]
+    suite = [
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "a"} | one}
+        for one in bounds
+    ]
+    suite.append(
+        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "a", "max_value": 1e16}}
+    )
+    (tmp_path / "suite.json").write_text(json.dumps([*suite, GIVEN[3]]))
+    table(tmp_path / "data.csv")
+    job = tmp_path / "job.yaml"
+    job.write_text("{name: x, data: {uri: data.csv, expectations: suite.json}}")
+    done = run("validate", str(job), TRAINWRIGHT_STORE=(tmp_path / "store").as_uri())
+    assert done.returncode == 0, done.stderr
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()[2:7]] == [
+        "met a values to be between 0 and 2,000.5 all values",
+        "met a values to be at least 0.25 all values",
+        "met a values to be at most 20: mostly 0.5 [20.5, 21.5, 22.5, 23...",
+        "met a mean to be at most 1e+16 20",
+        "met label values to be in set: ['no', 'yes'] all values",
+    ]
 
 
 def test_a_very_large_table_is_checked_by_a_sample_with_every_unusual_row(tmp_path: Path) -> None:
