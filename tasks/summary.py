@@ -29,6 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
         "started_at": status.started_at,
         "metrics": result.metrics if result else {},
         "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
+        "currency": plan.currency if plan else None,
         "learned_from": estimate.learned_from if estimate else 0,
         "measured": result.measured.model_dump(mode="json") if result else None,
         "steps": status.steps,

@@ -10,7 +10,8 @@ import pytest
 from command_line import run as command
 from finished_run import begin_run, finished_training, write_checkpoints, write_outcome
 
-from trainwright.tasks.runs.artefacts import LearningRateSearch
+from trainwright.estimator.curves import Interval
+from trainwright.tasks.runs.artefacts import LearningRateSearch, Plan, Result
 from trainwright.tasks.runs.run import Run
 
 RATE = LearningRateSearch(
@@ -59,6 +60,24 @@ def test_a_searched_learning_rate_has_its_reason_and_plot(home: Path, tmp_path: 
         "reason the loss is least there",
         f"plot of the search {run.uri}/lr_search.html",
     ]
+
+
+@pytest.mark.parametrize(("currency", "unit"), [(None, "units"), ("EUR", "EUR")])
+def test_a_cost_has_its_unit_and_no_exponent(
+    home: Path, tmp_path: Path, currency: str | None, unit: str
+) -> None:
+    run = finished_training(tmp_path.as_uri())
+    plan, result = run.read(Plan), run.read(Result)
+    cost = Interval(median=2.54e-05, low=6.36e-06, high=0.000104)
+    assert plan.predicted is not None
+    predicted = plan.predicted.model_copy(update={"cost": cost})
+    run.write(plan.model_copy(update={"currency": currency, "predicted": predicted}))
+    measured = result.measured.model_copy(update={"cost": 3e-05})
+    run.write(result.model_copy(update={"measured": measured}))
+    document, lines = shown(run)
+    assert document["currency"] == currency
+    figures = "0.0000254 (0.00000636 to 0.000104) 0.00003 by datasheet inside"
+    assert f"cost, {unit} {figures}" in lines
 
 
 @pytest.mark.parametrize(

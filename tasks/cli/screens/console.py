@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from trainwright.tasks import progress
-from trainwright.tasks.units import amount, interval, seconds, size
+from trainwright.tasks.cli.screens.quantities import money
+from trainwright.tasks.units import amount, interval, plain, seconds, size
 
 if TYPE_CHECKING:
     from trainwright.estimator.structure import Structure
@@ -216,7 +217,7 @@ def show_run(document: dict[str, Any]) -> None:
             ("step time", "step_time_s", seconds),
             ("duration", "duration_s", seconds),
             ("energy", "energy_j", lambda value: amount(value, "J")),
-            ("cost", "cost", lambda value: f"{value:.3g}"),
+            (f"cost, {money(document['currency'])[0][1]}", "cost", plain),
         ):
             value = measured.get(field)
             if isinstance(value, dict):
