@@ -23,6 +23,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from trainwright.estimator.named_file import read_named
 from trainwright.tasks.errors import BadInput
@@ -31,6 +32,8 @@ MAX_BYTES = 1_000_000
 _MAX_DEPTH = 30
 _MOST_DIGITS = 100
 _NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf)", re.IGNORECASE)
+_PLAIN_NAME = re.compile(r"[a-z_]{1,30}")
+"""A field's name that holds no secret, unlike a line of a list of passwords."""
 _QUOTED = re.compile(r"(, but (found|got))? '[^'<]*\w[^']*'")
 """What PyYAML's messages quote of a text; names of its tokens, such as '<scalar>', are not."""
 
@@ -199,7 +202,9 @@ def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> An
         ]
         # Another kind of document: do not print its content; it may hold secrets.
         if absent and unknown:
-            count = f"{len(unknown)} unknown field{'s' if len(unknown) > 1 else ''}"
+            first = str(unknown[0]["loc"][0])
+            such = f", such as {first}" if _PLAIN_NAME.fullmatch(first) else ""
+            count = f"{len(unknown)} unknown field{'s' if len(unknown) > 1 else ''}{such}"
             raise BadInput(f"{name}: {problems_line(absent)}; {count}") from None
         if problems[0]["type"] == "extra_forbidden":
             problems[0]["ctx"] = {"fields": ", ".join(_fields(model, problems[0]["loc"]))}
@@ -282,6 +287,8 @@ def _given(problem: Any) -> str:
         return f"other text ({problem['ctx']['error']})"
     if isinstance(value, dict | BaseModel):
         return "" if problem["type"] == "value_error" else "a mapping of fields"
+    if value is None or isinstance(value, bool):
+        return kind_of(value)
     # Cut before repr: the value may be very long.
     text = repr(value[:_GIVEN] if isinstance(value, str | bytes | list | tuple) else value)
     return text if len(text) <= _GIVEN else text[: _GIVEN - 3] + "..."
@@ -347,7 +354,11 @@ def _measure(value: Any, units: dict[str, float], example: str) -> float:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)\s*([A-Za-z]+)\s*", value)
         if match and match.group(2) in units:
             return float(match.group(1)) * units[match.group(2)]
-    raise ValueError(f"a number with its unit, one of {', '.join(units)}, such as {example}")
+    raise PydanticCustomError(
+        "no_unit",
+        "a number with its unit, one of {units}, such as {example}",
+        {"units": ", ".join(units), "example": example},
+    )
 
 
 def _wait(value: Any) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.cron import Cron
@@ -208,7 +209,9 @@ class TrainSpec(Document):
         given = list(bounds) if isinstance(bounds, list | tuple) else []
         whole = all(type(one) is int or (type(one) is float and one.is_integer()) for one in given)
         if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
-            raise ValueError("[least, greatest] with 1 <= least <= greatest, both whole numbers")
+            raise PydanticCustomError(
+                "bounds", "[least, greatest] with 1 <= least <= greatest, both whole numbers"
+            )
         return bounds
 
     @model_validator(mode="after")
@@ -359,6 +362,8 @@ def load_job(
 
 
 _FILES = ("data.uri", "data.expectations", "pool")
+_OF_YAML = tuple("*&!@`%|>")
+"""A text that begins with one of these means something else in YAML."""
 
 
 def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
@@ -370,7 +375,11 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
     parts = field.split(".")
     if not equals or not all(part.isidentifier() for part in parts):
         raise BadInput(f"--set: got {change!r}; allowed: FIELD=VALUE, such as train.epochs=3")
-    value = parse_text(f"value: {text}", f"--set {field}")["value"]
+    try:
+        value = parse_text(f"value: {text}", f"--set {field}")["value"]
+    except BadInput as error:
+        quote = " (quote the value)" if text.startswith(_OF_YAML) else ""
+        raise BadInput(f"{error}{quote}") from None
     if isinstance(value, str) and (field in _FILES or (field == "model.source" and "/" in value)):
         value = _absolute(value, Path.cwd())
     made: dict[str, Any] = dict(values)

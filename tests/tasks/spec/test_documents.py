@@ -117,6 +117,7 @@ def test_quantities_survive_writing_and_reading(
         ("SECRET " * 20, "got text"),
         ("- SECRET", "got a list"),
         ("SECRET: 1\nname: SECRET!", "data: required field is missing; 1 unknown field"),
+        ("host: SECRET\nSECRET: 1\nname: 1", "; 2 unknown fields, such as host"),
         ("root:*:SECRET:\nbin:*:SECRET:", "name: required field is missing"),
     ],
 )

@@ -77,11 +77,11 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ({"nmae": "x"}, "nmae: unknown field; allowed: name, pool, "),
         ({"train": {"epoch": 3}}, "train.epoch: unknown field; allowed: epochs, "),
         ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
-        ({"train": {"epochs": True}}, "train.epochs: got True; allowed: a number"),
+        ({"train": {"epochs": True}}, "train.epochs: got true; allowed: a number"),
         ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a number"),
         (
             {"train": {"global_batch_size": True}},
-            "train.global_batch_size: got True; allowed: a number or auto",
+            "train.global_batch_size: got true; allowed: a number or auto",
         ),
         (
             {"train": {"batch_bounds": [True, True]}},
@@ -248,6 +248,7 @@ def test_every_field_has_help_for_the_form() -> None:
         64,
         "64",
         None,
+        {"least": 1},
         [1, float("inf")],
     ],
 )
@@ -294,6 +295,10 @@ def test_set_changes_fields_by_their_dotted_names(
         ("train.epochs=many", "train.epochs: got 'many'; allowed: a number"),
         ("train.epoch=3", "train.epoch: unknown field; allowed: "),
         ("train.seed=[", "--set train.seed: not valid YAML or JSON"),
+        ("schedule.cron=* * * * *", "but found ' ' (quote the value)"),
+        ("schedule.cron=@daily", "cannot start any token (quote the value)"),
+        ("train.epochs=null", "train.epochs: got null; allowed: a whole number"),
+        ("objective.deadline={a: 1}", "deadline: got a mapping of fields; allowed: a number with"),
     ],
 )
 def test_an_invalid_assignment_gives_one_line(tmp_path: Path, change: str, says: str) -> None:
