@@ -73,8 +73,13 @@ class Settings:
 
     @property
     def home(self) -> Path:
-        """The folder of the embedded stack, the ledger and the calibrations."""
-        return Path(self._get("HOME") or Path.home() / ".trainwright").expanduser().absolute()
+        """The folder of the embedded stack, the ledger and the calibrations. Raises BadInput."""
+        given = self._get("HOME")
+        folder = Path(given or Path.home() / ".trainwright").expanduser().absolute()
+        parts = (folder, *folder.parents)
+        if any(os.path.exists(one) and not os.path.isdir(one) for one in parts):
+            raise BadInput(f"{_PREFIX}HOME: got {given!r}; allowed: a folder, not a file")
+        return folder
 
     @property
     def store(self) -> str:
@@ -156,7 +161,7 @@ class Settings:
             value = 0.0
         if not 0 < value <= most:
             raise BadInput(
-                f"{_PREFIX}{name}: got {text!r}; allowed: a number above 0, at most {most:g}"
+                f"{_PREFIX}{name}: got {text!r}; allowed: a number above 0, at most {most:,.0f}"
             )
         return value
 

@@ -59,7 +59,7 @@ def _prices(values: object) -> object:
         if price > _MOST_PRICE:
             raise ValueError(
                 f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, "
-                f"up to {_MOST_PRICE:g}, not {str(value)[:80]!r}"
+                f"up to {_MOST_PRICE:,.0f}, not {str(value)[:80]!r}"
             )
         parsed[name] = price
     return parsed

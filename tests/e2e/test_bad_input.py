@@ -309,7 +309,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ),
         ({}, {"objective": {"minimize": "time", "deadline": "1s"}}, 3, "the deadline of 1 s binds"),
         ({"prices": {"emulated": "nan/h"}}, {}, 2, "zero or more per h"),
-        ({"prices": {"emulated": "9" * 400 + "/h"}}, {}, 2, "up to 1e+09"),
+        ({"prices": {"emulated": "9" * 400 + "/h"}}, {}, 2, "up to 1,000,000,000"),
         (
             {"power": {"emulated": {"idle_w": 1, "load_w": 1e308}}},
             {},
@@ -449,6 +449,8 @@ def test_wrong_credentials_exit_with_4_and_hide_the_secret(s3: S3Access, tmp_pat
             "TRAINWRIGHT_LEDGER: there is no folder /nowhere",
         ),
         ({"TRAINWRIGHT_HOME": "/proc/nowhere"}, 4, "TRAINWRIGHT_HOME"),
+        ({"TRAINWRIGHT_HOME": "/etc/passwd"}, 2, "TRAINWRIGHT_HOME: got '/etc/passwd'; allowed:"),
+        ({"TRAINWRIGHT_HOME": "/etc/passwd/x"}, 2, "TRAINWRIGHT_HOME: got '/etc/passwd/x'; "),
     ],
 )
 def test_invalid_settings_are_named(

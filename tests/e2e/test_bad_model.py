@@ -172,13 +172,14 @@ def test_a_model_that_is_missing_or_ends_its_process(
 
 
 @pytest.mark.parametrize(
-    "name", ["TRAINWRIGHT_EXTRACT_TIMEOUT_S", "TRAINWRIGHT_EXTRACT_MEMORY_GIB"]
+    ("name", "most"),
+    [("TRAINWRIGHT_EXTRACT_TIMEOUT_S", "86,400"), ("TRAINWRIGHT_EXTRACT_MEMORY_GIB", "1,048,576")],
 )
-@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
-def test_an_invalid_limit(home: Path, tmp_path: Path, name: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf", "1e9"])
+def test_an_invalid_limit(home: Path, tmp_path: Path, name: str, most: str, value: str) -> None:
     _refused(
         _extract(tmp_path, LINEAR, **{name: value}),
-        f"{name}: got '{value}'; allowed: a number above 0",
+        f"{name}: got '{value}'; allowed: a number above 0, at most {most}",
     )
 
 
