@@ -20,6 +20,7 @@ _SANDBOX_ERRORS = (
     "sandbox does not allow",
     "[Errno 2]",  # ENOENT: the sandbox hides the file
     "[Errno 13]",  # EACCES
+    "[Errno 27]",  # EFBIG
     "[Errno 28]",  # ENOSPC
     "[Errno 30]",  # EROFS
     "[Errno 101]",  # ENETUNREACH
@@ -74,8 +75,7 @@ def traced_structure(
         raise BadInput(f"model: {entry} returned something other than a structure") from None
     # The error is the model's, whatever kind its process reports.
     if names_memory(message):
-        allowed = f"allowed: {limits.memory_bytes / 2**30:g} GiB"
-        raise BadInput(f"{message}; {allowed}{way_out('memory')}")
+        raise BadInput(f"{message}; allowed: {limits.memory_words()}{way_out('memory')}")
     if any(sign in message for sign in _SANDBOX_ERRORS):
         raise BadInput(
             f"{message}; models are traced without network, may read only their own source and "

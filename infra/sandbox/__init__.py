@@ -27,6 +27,10 @@ class SandboxLimits:
     disk_bytes: int = 256 * 2**20
     """total size of all files, and size of the answer"""
 
+    def memory_words(self) -> str:
+        """The limit of memory in GiB, without an exponent: `0.5 GiB`."""
+        return f"{self.memory_bytes / 2**30:,.6f}".rstrip("0").rstrip(".") + " GiB"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -60,7 +64,7 @@ class Outcome:
 
     def failure(self, limits: SandboxLimits) -> str:
         """Why there is no answer, as the end of a sentence: "the work …"."""
-        memory = f"allowed: {limits.memory_bytes / 2**30:g} GiB"
+        memory = f"allowed: {limits.memory_words()}"
         last = f": {self.last_line}" if self.last_line else ""
         late = f"did not end within {limits.timeout_s:g} s"
         if self.stopped_by == "memory" or names_memory(self.last_line):

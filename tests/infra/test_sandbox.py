@@ -206,6 +206,11 @@ def test_an_outcome_survives_a_round_trip(outcome: Outcome) -> None:
     assert Outcome.from_bytes(outcome.to_bytes()) == outcome
 
 
+@pytest.mark.parametrize(("gib", "words"), [(12, "12"), (0.001, "0.001"), (2**20, "1,048,576")])
+def test_a_limit_of_memory_is_written_without_an_exponent(gib: float, words: str) -> None:
+    assert SandboxLimits(60, int(gib * 2**30)).memory_words() == f"{words} GiB"
+
+
 @pytest.mark.parametrize(
     ("outcome", "says"),
     [

@@ -236,6 +236,13 @@ def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
     assert "allowed: 8 GiB" in message
 
 
+def test_a_file_that_is_too_large_is_refused_with_the_limit(tmp_path: Path) -> None:
+    code = "import tempfile; file = tempfile.TemporaryFile(); file.truncate(2**30)"
+    message = _refusal(tmp_path, code)
+    assert "File too large" in message
+    assert "write at most 256 MiB in TMPDIR" in message
+
+
 def test_an_error_caused_by_the_sandbox_says_what_a_model_may_do(tmp_path: Path) -> None:
     outside = tmp_path.parent / "vocabulary.txt"
     outside.write_text("words")
