@@ -299,6 +299,8 @@ def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibrat
                 "calibrate again"
             )
         if (version := document["schema_version"]) not in _READ:
+            if "device_type" not in document:  # for example a structure
+                raise BadInput(f"calibration: {where}: is not a calibration; calibrate again")
             raise BadInput(
                 f"calibration: {where}: has schema version {version}; allowed: {min(_READ)} to "
                 f"{max(_READ)}; calibrate again"

@@ -328,5 +328,5 @@ def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
         if run.id == given:
             return run
     raise BadInput(
-        f"run: got {given!r}; allowed: a run's URI, or an id that `trainwright runs` lists"
+        f"run: got {given[:80]!r}; allowed: a run's URI, or an id that `trainwright runs` lists"
     )

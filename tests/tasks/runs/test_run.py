@@ -14,7 +14,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts import Manifest, Plan, Status
-from trainwright.tasks.runs.run import Run, list_runs, open_run
+from trainwright.tasks.runs.run import Run, list_runs, open_run, resolve
 from trainwright.tasks.spec.job import Job, load_job
 
 ME, OTHER = Holder("me"), Holder("other")
@@ -209,6 +209,11 @@ def test_artefacts_of_a_later_version_are_readable(job: Job, store: str) -> None
 def test_an_invalid_run_uri_is_refused(uri: str) -> None:
     with pytest.raises(BadInput, match="run: got"):
         doors.run_at(uri)
+
+
+def test_an_unknown_id_is_refused_and_cut(store: str) -> None:
+    with pytest.raises(BadInput, match=r"^run: got 'a{80}'; allowed: a run's URI, or an id"):
+        resolve("a" * 5000, doors.settings(), store)
 
 
 def test_a_sealed_run_without_a_report_is_continued(job: Job, store: str) -> None:
