@@ -1,6 +1,6 @@
 """Measures planning time for growing pools.
 
-    python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--largest-only] [--figure F]
+    python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--largest-only]
 
 Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to
 100 types of 100 devices each. Time is CPU time of `make_plan`, alternatives and front included.
@@ -11,14 +11,10 @@ wall time until the search found the plan. The gap is the search's bound: 0 is e
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import statistics
-import subprocess
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
-from pathlib import Path
 
 from planner_cases import data_of
 
@@ -120,7 +116,6 @@ def job_of(goal: str, size: object, hours: float | None) -> Job:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--figure", type=Path)
     parser.add_argument("--jobs", help="only these, such as energy,time")
     parser.add_argument("--largest-only", action="store_true")
     chosen = parser.parse_args()
@@ -169,54 +164,6 @@ def main() -> None:
             answer = f"{statistics.median(solved[key]):8.3f} {found.gap:9.2e}  "
             answer += f"{len(found.devices)}, {found.global_batch_size}, {len(found.front)}"
         print(f"{key[0]:38} {key[2]:22} {statistics.median(times):9.3f} {spread:7.0%} {answer}")
-    if chosen.figure:
-        chosen.figure.write_text(drawn(taken))
-
-
-def commit() -> str:
-    """The measured commit."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return f"commit {done.stdout.strip()}"
-
-
-def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
-    """Median seconds over devices, one line per job and kind of pool: SVG, logarithmic axes."""
-    lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for (name, count, job), times in taken.items():
-        kind = "mixed hosts" if "mixed" in name else "8 types"
-        if "types of" in name:
-            kind = "types of 100"
-        lines[f"{job}: {kind}"].append((count, statistics.median(times)))
-    colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-
-    def place(count: float, seconds: float) -> tuple[float, float]:
-        return 60 + 500 * (math.log10(count) - 1) / 3, 320 - 280 * (math.log10(seconds) + 3) / 4
-
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 370" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="860" height="370" fill="white"/>',
-    ]
-    for decade in range(-3, 2):
-        _, y = place(10, 10.0**decade)
-        parts.append(f'<line x1="60" x2="560" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="10" y="{y + 4}">{10.0**decade:g} s</text>')
-    for decade in range(1, 5):
-        x, _ = place(10.0**decade, 1)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="40" y2="320" stroke="#ddd"/>')
-        parts.append(f'<text x="{x - 10}" y="336">{10**decade}</text>')
-    title = f"make_plan, CPU time, median of the rounds; {datetime.now(UTC):%Y-%m-%d}, {commit()}"
-    parts.append('<text x="270" y="356">devices in the pool</text>')
-    parts.append(f'<text x="60" y="24">{title}</text>')
-    for number, (name, points) in enumerate(sorted(lines.items())):
-        colour = colours[number % len(colours)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in sorted(points)))
-        dash = "" if number < len(colours) else ' stroke-dasharray="4 3"'
-        line = f'fill="none" stroke="{colour}" stroke-width="1.6"{dash}'
-        parts.append(f'<polyline points="{path}" {line}/>')
-        parts.append(f'<text x="580" y="{52 + 16 * number}" fill="{colour}">{name}</text>')
-    return "\n".join([*parts, "</svg>"])
 
 
 if __name__ == "__main__":
