@@ -2,7 +2,7 @@
 
 import { front } from "../charts.js";
 import { card, h, table, tiles } from "../dom.js";
-import { between, bytes, counted, interval, joules, money, seconds, whole } from "../format.js";
+import { between, bytes, counted, interval, joules, money, percent, seconds, whole } from "../format.js";
 
 const kinds = (devices) => {
   const found = {};
@@ -23,7 +23,7 @@ export function planView(root, plan, title) {
     ["time", seconds(predicted?.duration_s.median), between(predicted?.duration_s, seconds)],
     ["step time", seconds(predicted?.step_time_s.median), between(predicted?.step_time_s, seconds)],
     ["energy", joules(predicted?.energy_j?.median), between(predicted?.energy_j, joules)],
-    ["cost", money(predicted?.cost?.median), predicted?.cost ? between(predicted.cost, money) : "the pool names no prices"],
+    ["cost", money(predicted?.cost?.median), predicted?.cost ? costParts(plan) : "the pool has no prices"],
     ...(plan.deadline_s ? [["deadline", seconds(plan.deadline_s)]] : []),
   ]));
   if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
@@ -35,11 +35,29 @@ export function planView(root, plan, title) {
       { xTitle: "time", yTitle: points.energy ? "energy" : "cost", show: (value) => seconds(value).text,
         showY: (value) => (points.energy ? joules : money)(value).text }, points.found);
   }
-  root.append(card("Shares", table("Shares of a step", [["device", "name"], ["type", "name"], ["host", "name"], ["batch size", "number"],
-    ["own step time", "number"], ["peak memory", "number"], ["prediction", "name"]],
-  plan.devices.map((one) => [one.id, one.type, one.host, whole(one.batch_size), interval(one.step_time_s, seconds),
-    bytes(one.peak_memory_bytes), one.mode]))));
+  root.append(shares(plan.devices, plan.currency));
   root.append(configurations(plan));
+}
+
+// The interval, and which part of the cost is rent and which energy.
+const costParts = ({ predicted, currency }) => [
+  `${between(predicted.cost, money)} ${currency ?? "units"}`,
+  ...(predicted.rent && predicted.energy_cost
+    ? [`rent ${money(predicted.rent.median).text}, energy ${money(predicted.energy_cost.median).text}`] : []),
+].join("; ");
+
+function shares(devices, currency) {
+  const steps = devices.every((one) => one.step_shares);
+  const prices = devices.some((one) => one.price_per_hour !== null && one.price_per_hour !== undefined);
+  const columns = [["device", "name"], ["type", "name"], ["host", "name"], ["batch size", "number"], ["own step time", "number"],
+    ...(steps ? [["computes", "number"], ["waits", "number"], ["communicates", "number"]] : []),
+    ...(prices ? [[`price, ${currency ?? "units"}/h`, "number"]] : []),
+    ["peak memory", "number"], ["prediction", "name"]];
+  const row = (one) => [one.id, one.type, one.host, whole(one.batch_size), interval(one.step_time_s, seconds),
+    ...(steps ? ["compute", "wait", "communicate"].map((part) => percent(one.step_shares[part])) : []),
+    ...(prices ? [money(one.price_per_hour)] : []),
+    bytes(one.peak_memory_bytes), one.mode];
+  return card("Shares", table("Shares of a step", columns, devices.map(row)));
 }
 
 function pointsOf(plan) {
