@@ -105,6 +105,8 @@ def main() -> None:
             )
             _fail(error, False, debug)
         usage = getattr(error, "format_message", None)  # click's usage errors
+        if usage and not usage():  # without a command: typer has shown the help
+            sys.exit(BadInput.exit_code)
         known = (
             BadInput(usage())
             if usage

@@ -240,10 +240,16 @@ def test_an_unknown_device_type(home: Path, tmp_path: Path) -> None:
         (["--device", "cuda:0"], "torch finds here: cpu"),
         (["--device", "cuda:99", "--probes"], "torch finds here: cpu"),
         (["--probes", "--budget", "60"], "allowed with --probes: 1 to 30 s"),
+        (["--device", "foo"], "--device: got 'foo'; torch finds here: cpu"),
+        (["--threads", "0"], "--threads: got 0"),
+        (["--budget", "nan"], "--budget: got nan"),
+        (["--most-drift", "nan"], "--most-drift: got nan"),
     ],
 )
 def test_impossible_calibrations(home: Path, tmp_path: Path, args: list[str], says: str) -> None:
-    one_line(run("calibrate", "--out", str(tmp_path / "few.json"), *args, "--json"), 2, says)
+    done = run("calibrate", "--out", str(tmp_path / "few.json"), *args, "--json")
+    one_line(done, 2, says)
+    assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -540,6 +546,13 @@ def test_a_separate_process_exits_as_its_entry_point_does(
     here, there = run(*args, "--json", **environment), process(*args, "--json", **environment)
     assert there.returncode == here.returncode == code, there.stderr
     assert (there.stdout, there.stderr) == (here.stdout, here.stderr)
+
+
+def test_without_a_command_only_the_help_is_shown() -> None:
+    done = process()
+    assert done.returncode == 2
+    assert "search-lr" in done.stdout
+    assert done.stderr == ""
 
 
 def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:

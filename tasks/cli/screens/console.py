@@ -143,6 +143,7 @@ class Countdown:
             TextColumn("{task.fields[note]}"),
             console=err,
             transient=True,
+            disable=not err.is_interactive,  # in a file it would only write an empty line
         )
         self._task = self._progress.add_task(what, total=None, note="loading torch")
 
