@@ -50,7 +50,11 @@ def ssh_command(address: str, settings: Settings, login: Ssh | None = None) -> l
 
 def _login_options(settings: Settings, login: Ssh | None) -> dict[str, str]:
     given = login.model_dump(exclude_none=True) if login is not None else {}
-    login, options = validated(Ssh, settings.ssh_login() | given, "TRAINWRIGHT_SSH"), {}
+    for field, value in settings.ssh_login().items():
+        if field not in given:
+            validated(Ssh, {field: value}, f"TRAINWRIGHT_SSH_{field.upper()}")
+            given[field] = value
+    login, options = Ssh.model_validate(given), {}
     if login.known_hosts is not None:
         _require_file("known_hosts", login.known_hosts)
         options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
