@@ -72,9 +72,9 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
 def _fetched(uri: str, settings: Settings) -> Path:
     """The local copy of the object, or the folder of objects, at an S3 URI."""
     parent, _, name = uri.rstrip("/").rpartition("/")
-    if parent in ("s3:", "s3:/") or not name:
+    if not urlsplit(parent).netloc:
         raise BadInput(f"data.uri: got {uri}; allowed: s3://bucket/key")
-    store = open_store(parent, settings)
+    store = open_store(parent, settings, field="data.uri")
     found = {
         item.key: item
         for item in store.list(name)

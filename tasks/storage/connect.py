@@ -19,22 +19,28 @@ _ENDPOINT = re.compile(rf"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:({_PORT}
 
 
 def open_store(
-    uri: str, settings: Settings, *, patience_s: float | None = None
+    uri: str, settings: Settings, *, patience_s: float | None = None, field: str = "store"
 ) -> FolderStore | S3Store:
     """The store at `s3://bucket/prefix` or `file:///folder`. Connects at first use.
 
     `patience_s`: the store counts as unreachable after this long without an answer, and requests
-    are not retried; by default they are. Raises BadInput for any other URI, ServiceUnreachable if
+    are not retried; by default they are. `field` names the URI in errors. Raises BadInput for any
+    other URI, ServiceUnreachable if
     the embedded S3 server was never started.
     """
     split = urlsplit(uri)
     if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
         folder = Path(unquote(split.path))
         if file := next((one for one in (folder, *folder.parents) if os.path.isfile(one)), None):
-            raise BadInput(f"store: got {uri!r}; {file} is a file; allowed: a folder")
+            raise BadInput(f"{field}: got {uri!r}; {file} is a file; allowed: a folder")
         return FolderStore(folder)
-    if split.scheme != "s3" or not re.match(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", split.netloc):
-        raise BadInput(f"store: got {uri!r}; allowed: s3://bucket/prefix or file:///folder")
+    if split.scheme != "s3" or not split.netloc:
+        raise BadInput(f"{field}: got {uri!r}; allowed: s3://bucket/prefix or file:///folder")
+    if not re.match(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", split.netloc):
+        raise BadInput(
+            f"{field}: got {uri!r}; allowed: a bucket's name of 3 to 63 lower-case letters, "
+            "digits, . and -, beginning and ending with a letter or digit"
+        )
     prefix = split.path.strip("/")
     if prefix:
         checked_key(prefix)

@@ -267,6 +267,8 @@ def test_bad_data_gives_one_clear_line(
         ("builtin:cifar", "got builtin:cifar; allowed: builtin:digits"),
         ("https://example.org/a.csv", "allowed: builtin:NAME, s3://…, file://… or a path"),
         ("s3://bucket", "allowed: s3://bucket/key"),
+        ("s3://", "data.uri: got s3://; allowed: s3://bucket/key"),
+        ("s3://b/x", "data.uri: got 's3://b'; allowed: a bucket's name of 3 to 63"),
     ],
 )
 def test_an_unknown_source_names_the_known_ones(uri: str, said: str) -> None:
