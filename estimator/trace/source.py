@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.named_file import kind_of_file
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,9 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
     """
     if source.endswith(".py") or "/" in source:
         path = Path(source)
+        if path.exists() and not path.is_file():
+            kind = kind_of_file(path.stat().st_mode)
+            raise BadInput(f"model.source: got {source}, which is {kind}; allowed: a regular file")
         if not path.is_file():
             raise BadInput(f"model.source: got {source}; there is no such file")
         return path.name, _modules(path.parent)
@@ -61,17 +65,17 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
-    if (
-        spec is None
-        or spec.origin is None
-        or not Path(spec.origin).is_file()
-        or not spec.origin.endswith(".py")
-    ):
+    if spec is None:
         raise BadInput(
             f"model.source: got {source!r}; allowed: a file path/to/model.py, or a Python module "
             "that can be imported"
         )
-    origin = Path(spec.origin)
+    origin = Path(spec.origin or "")
+    if not origin.is_file() or origin.suffix != ".py":
+        raise BadInput(
+            f"model.source: got {source!r}; {top} has no Python file that can be copied; "
+            "allowed: a file path/to/model.py, or a module in a Python file"
+        )
     if spec.submodule_search_locations is None:
         return source, {origin.name: origin.read_bytes()}
     return source, {f"{top}/{name}": data for name, data in _modules(origin.parent).items()}
