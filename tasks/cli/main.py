@@ -104,15 +104,26 @@ def main() -> None:
                 f"standard output or another open file: can't be written ({error.strerror})"
             )
             _fail(error, False, debug)
-        usage = getattr(error, "format_message", None)  # click's usage errors
-        if usage and not usage():  # without a command: typer has shown the help
+        usage = _usage(error)
+        if usage == "":  # without a command: typer has shown the help
             sys.exit(BadInput.exit_code)
         known = (
-            BadInput(usage())
+            BadInput(usage)
             if usage
             else TrainwrightError(f"{type(error).__name__}: {error} (--debug shows where)")
         )
         _fail(known, wants_json, debug)
+
+
+def _usage(error: Any) -> str | None:
+    """What a usage error of typer says; None for other errors."""
+    from pydantic import ValidationError
+
+    from trainwright.tasks.spec.documents import one_line
+
+    if isinstance(error.__cause__, ValidationError) and getattr(error, "param", None):
+        return f"{error.param.opts[-1]}: {one_line(error.__cause__)}"
+    return str(error.format_message()) if hasattr(error, "format_message") else None
 
 
 def _drop_stdout() -> None:

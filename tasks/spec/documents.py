@@ -7,7 +7,7 @@ values. Stored artefacts are read elsewhere (`tasks.runs.run`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -220,10 +220,13 @@ def parsed(model: type[AnyModel], content: bytes, name: str) -> AnyModel:
         raise BadInput(f"{name}: is not a {file}: {one_line(error)}") from None
 
 
-def matching(pattern: str, words: str, **more: Any) -> Any:
-    """A text field that must match a pattern; `words` say what is allowed in the error."""
+def matching(pattern: str, words: str, make: Callable[..., Any] = Field, **more: Any) -> Any:
+    """A text field that must match a pattern; `words` say what is allowed in the error.
+
+    `make` is FastAPI's Path or Query for a parameter of a route.
+    """
     _WORDS[pattern] = words
-    return Field(pattern=pattern, **more)
+    return make(pattern=pattern, **more)
 
 
 _WORDS: dict[str, str] = {}

@@ -20,10 +20,13 @@ from trainwright.tasks.service.answer_models import (
 from trainwright.tasks.service.auth import check_origin
 from trainwright.tasks.service.records.pages import Login, page_file
 from trainwright.tasks.service.records.run_records import Records
+from trainwright.tasks.spec.documents import matching
 
-JobInPath = Annotated[str, Path(pattern=JOB_PATTERN)]
-RunId = Annotated[str, Path(pattern=ID_PATTERN)]
-OfJob = Annotated[str | None, Query(pattern=JOB_PATTERN, description="only this job's")]
+_OF_JOB = "a job's name: 1 to 63 lower-case letters, digits and -"
+_OF_RUN = "a run's name, such as 20261125T120000Z-0a1b2c"
+JobInPath = Annotated[str, matching(JOB_PATTERN, _OF_JOB, Path)]
+RunId = Annotated[str, matching(ID_PATTERN, _OF_RUN, Path)]
+OfJob = Annotated[str | None, matching(JOB_PATTERN, _OF_JOB, Query, description="only this job's")]
 _MISSING: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "no such run"}
 }

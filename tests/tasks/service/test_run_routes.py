@@ -182,6 +182,15 @@ def test_bad_queries_give_one_clear_line(address: str) -> None:
             answer = reader.get(f"/runs?{query}")
             assert answer.status_code == 422, query
             assert "\n" not in answer.json()["error"]["message"]
+        for path, says in (
+            (
+                "/runs/small/nope",
+                "got 'nope'; allowed: a run's name, such as 20261125T120000Z-0a1b",
+            ),
+            ("/runs/A/20260101T000001Z-abcdef", "got 'A'; allowed: a job's name: 1 to 63 lower-"),
+            ("/runs?job=A", "job: got 'A'; allowed: a job's name: 1 to 63 lower-case letters"),
+        ):
+            assert says in reader.get(path).json()["error"]["message"]
         assert (
             reader.get("/runs/small/20260101T000001Z-abcdef/metrics?from_step=-1").status_code
             == 422
