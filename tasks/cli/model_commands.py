@@ -69,7 +69,7 @@ def _structure(
     from trainwright.estimator.structure import Structure
     from trainwright.tasks.extract import extract_model
     from trainwright.tasks.settings import Settings
-    from trainwright.tasks.spec.documents import parse_text, parsed, validated
+    from trainwright.tasks.spec.documents import parse_value, parsed, validated
     from trainwright.tasks.spec.job import ModelSpec, Optimizer
 
     if model.endswith(".json"):
@@ -93,7 +93,7 @@ def _structure(
         name, equals, value = one.partition("=")
         if not equals or not name.isidentifier():
             raise BadInput(f"--config: got {one!r}; allowed: name=value")
-        arguments |= parse_text(f"{name}: {value}", "--config")
+        arguments[name] = parse_value(value, f"--config {name}")
     spec = validated(ModelSpec, {"source": model, "config": arguments}, "model")
     rule = validated(Optimizer, {"name": optimizer or "adamw"}, "--optimizer")
     return extract_model(

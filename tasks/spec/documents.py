@@ -56,7 +56,9 @@ class Document(BaseModel):
         if kinds & {int, float} and not kinds & {bool, str}:
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, bool) or (isinstance(one, str) and one not in kinds):
-                    number = "a finite number" if _NOT_FINITE.fullmatch(str(one)) else "a number"
+                    number = "a number" if float in kinds else "a whole number"
+                    if _NOT_FINITE.fullmatch(str(one)):
+                        number = "a finite number"
                     raise ValueError(number + (" or auto" if "auto" in kinds else ""))
         return value
 
@@ -145,17 +147,22 @@ def parse_text(text: str, name: str) -> dict[str, Any]:
     Raises BadInput, with the document's name, and line and column. It never quotes the text, which
     may be a secret that was passed by mistake.
     """
-    if len(text.encode(errors="replace")) > MAX_BYTES:
-        raise BadInput(f"{name}: larger than {MAX_BYTES} bytes")
-    try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"{name}: not valid YAML or JSON{_why(error, text)}") from None
+    value = parse_value(text, name)
     if value is None:
         raise BadInput(f"{name}: the file is empty; allowed: a mapping of fields")
     if not isinstance(value, dict):
         raise BadInput(f"{name}: got {kind_of(value)}; allowed: a mapping of fields")
     return value
+
+
+def parse_value(text: str, name: str) -> Any:
+    """The value in a YAML or JSON text. Raises BadInput as `parse_text` does."""
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise BadInput(f"{name}: larger than {MAX_BYTES} bytes")
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{name}: not valid YAML or JSON{_why(error, text)}") from None
 
 
 def _why(error: Exception, text: str) -> str:
@@ -275,7 +282,10 @@ def problems_line(problems: Sequence[Any]) -> str:
         line = f"{field}: required field is missing"
     else:
         given = _given(first)
-        line = f"{field}: {f'got {given}; ' if given else ''}allowed: {_allowed(first)}"
+        # A union reports one problem for each of its kinds.
+        kinds = list(dict.fromkeys(_allowed(one) for one in problems if _field(one) == field))
+        allowed = " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
+        line = f"{field}: {f'got {given}; ' if given else ''}allowed: {allowed}"
     others = list(dict.fromkeys(_field(one) for one in problems[1:] if _field(one) != field))
     more = (
         f" (also wrong: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""

@@ -21,7 +21,7 @@ from trainwright.tasks.spec.documents import (
     Wait,
     kind_of,
     matching,
-    parse_text,
+    parse_value,
     read_mapping,
     validated,
 )
@@ -344,19 +344,29 @@ def load_job(
         values, base, name = read_mapping(path), path.parent, str(source)
     for change in changes:
         values = changed(values, change)
-    job = validated(Job, values, name)
-    require_share(job, name)
+    try:
+        job = validated(Job, values, name)
+        require_share(job, name)
+    except BadInput as error:
+        problem = str(error).removeprefix(f"{name}: ")
+        for field in (change.partition("=")[0] for change in changes):
+            if problem.startswith((f"{field}:", f"{field}.")):
+                raise BadInput(f"--set {problem}") from None
+        raise
     data = job.data.model_copy(
         update={
-            "uri": _absolute(job.data.uri, base),
-            "expectations": job.data.expectations and _absolute(job.data.expectations, base),
+            "uri": _absolute(job.data.uri, base, "data.uri"),
+            "expectations": job.data.expectations
+            and _absolute(job.data.expectations, base, "data.expectations"),
         }
     )
     model = job.model
     if model is not None and (model.source.endswith(".py") or "/" in model.source):
-        model = model.model_copy(update={"source": _absolute(model.source, base)})
+        model = model.model_copy(update={"source": _absolute(model.source, base, "model.source")})
     chosen = (
-        str(Path(pool).absolute()) if pool is not None else job.pool and _absolute(job.pool, base)
+        str(Path(pool).absolute())
+        if pool is not None
+        else job.pool and _absolute(job.pool, base, "pool")
     )
     return job.model_copy(update={"data": data, "model": model, "pool": chosen})
 
@@ -376,12 +386,12 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
     if not equals or not all(part.isidentifier() for part in parts):
         raise BadInput(f"--set: got {change!r}; allowed: FIELD=VALUE, such as train.epochs=3")
     try:
-        value = parse_text(f"value: {text}", f"--set {field}")["value"]
+        value = parse_value(text, f"--set {field}")
     except BadInput as error:
         quote = " (quote the value)" if text.startswith(_OF_YAML) else ""
         raise BadInput(f"{error}{quote}") from None
     if isinstance(value, str) and (field in _FILES or (field == "model.source" and "/" in value)):
-        value = _absolute(value, Path.cwd())
+        value = _absolute(value, Path.cwd(), f"--set {field}")
     made: dict[str, Any] = dict(values)
     inside = made
     for part in parts[:-1]:
@@ -407,13 +417,13 @@ def require_share(job: Job, name: str) -> None:
         )
 
 
-def _absolute(uri: str, base: Path) -> str:
+def _absolute(uri: str, base: Path, field: str) -> str:
     if uri.startswith("builtin:") or "://" in uri:
         return uri
     try:
         return str((base / uri).resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL character
-        raise BadInput(f"{uri}: can't be resolved to a path ({error})") from None
+        raise BadInput(f"{field}: got {uri!r}; it can't be resolved to a path ({error})") from None
 
 
 MOST_SAMPLES = 1_000_000

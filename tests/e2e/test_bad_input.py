@@ -87,6 +87,10 @@ def test_a_wrong_job_file(home: Path, tmp_path: Path, text: str | None, says: st
         (["extract", "x.py", "--batch-size", "abc"], "--batch-size: got 'abc'; allowed: a whole"),
         (["extract", "x.py", "--depth", "-1"], "--depth: got '-1'; allowed: greater than or"),
         (["calibrate", "--out", "x", "--budget", "abc"], "--budget: got 'abc'; allowed: a number"),
+        (
+            ["extract", "x.py", "--config", "w=[1"],
+            "--config w: not valid YAML or JSON (line 1, col",
+        ),
         (["extract", "/"], "model.source: got /, which is a folder; allowed: a regular file"),
         (["extract", "/dev/null"], "/dev/null, which is a device; allowed: a regular file"),
         (["extract", "none.py"], "model.source: got none.py; there is no such file"),

@@ -77,11 +77,11 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ({"nmae": "x"}, "nmae: unknown field; allowed: name, pool, "),
         ({"train": {"epoch": 3}}, "train.epoch: unknown field; allowed: epochs, "),
         ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
-        ({"train": {"epochs": True}}, "train.epochs: got true; allowed: a number"),
-        ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a number"),
+        ({"train": {"epochs": True}}, "train.epochs: got true; allowed: a whole number"),
+        ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a whole number"),
         (
             {"train": {"global_batch_size": True}},
-            "train.global_batch_size: got true; allowed: a number or auto",
+            "train.global_batch_size: got true; allowed: a whole number or auto",
         ),
         (
             {"train": {"batch_bounds": [True, True]}},
@@ -292,13 +292,22 @@ def test_set_changes_fields_by_their_dotted_names(
         ("train.epochs", "--set: got 'train.epochs'; allowed: FIELD=VALUE"),
         ("train..epochs=3", "--set: got 'train..epochs=3'; allowed: FIELD=VALUE"),
         ("name.first=x", "--set name.first: name is text, which has no fields"),
-        ("train.epochs=many", "train.epochs: got 'many'; allowed: a number"),
-        ("train.epoch=3", "train.epoch: unknown field; allowed: "),
+        ("train.epochs=many", "--set train.epochs: got 'many'; allowed: a whole number"),
+        ("train.epoch=3", "--set train.epoch: unknown field; allowed: "),
+        ("train={epochs: many}", "--set train.epochs: got 'many'; allowed: a whole number"),
+        ("train.target={value: 97}", "--set train.target.value: got 97; allowed: a share"),
         ("train.seed=[", "--set train.seed: not valid YAML or JSON"),
         ("schedule.cron=* * * * *", "but found ' ' (quote the value)"),
         ("schedule.cron=@daily", "cannot start any token (quote the value)"),
         ("train.epochs=null", "train.epochs: got null; allowed: a whole number"),
         ("objective.deadline={a: 1}", "deadline: got a mapping of fields; allowed: a number with"),
+        ("train={epochs: 3", "--set train: not valid YAML or JSON (line 1, column 11)"),
+        ('data.uri="a\\0b"', "--set data.uri: got 'a\\x00b'; it can't be resolved to a path"),
+        (
+            "model={source: m.py, config: {width: {a: 1}}}",
+            "--set model.config.width: got a mapping of fields; "
+            "allowed: text, a whole number, a number, true or false or a list",
+        ),
     ],
 )
 def test_an_invalid_assignment_gives_one_line(tmp_path: Path, change: str, says: str) -> None:
