@@ -641,7 +641,13 @@ REFUSALS: dict[str, Bad] = {
     "model fails at a step": Bad(
         ("train", "JOB"), job("tiring", model={"source": "tires.py", "config": {}})
     ),
-    "loss runs away": Bad(("train", "JOB"), job("away", train={"learning_rate": 1e30})),
+    "loss runs away": Bad(
+        ("train", "JOB"),
+        job(
+            "away",
+            train={"learning_rate": 1e6, "optimizer": {"name": "sgd", "weight_decay": 1e6}},
+        ),
+    ),
     # runs
     "run no name": Bad(("show", "nonsense")),
     "run unknown": Bad(("show", NOWHERE)),
