@@ -94,6 +94,17 @@ class Optimizer(Document):
         default=0.0, ge=0, le=1e6, description="L2 penalty (decoupled in adamw)"
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="for momentum only")
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.999),
+        description="for adam and adamw: decay of the means of gradients and of their squares",
+    )
+
+    @field_validator("betas")
+    @classmethod
+    def _decaying(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= one < 1 for one in betas):
+            raise ValueError("two numbers from 0 to below 1, such as [0.9, 0.95]")
+        return betas
 
 
 class CheckpointPolicy(Document):
@@ -177,8 +188,16 @@ class TrainSpec(Document):
     learning_rate_rule: Literal["auto", "constant", "linear", "sqrt", "adascale"] = Field(
         default="auto", description="how the rate follows a batch that grows while training"
     )
-    schedule: Literal["constant", "cosine"] = Field(
-        default="cosine", description="the learning rate's schedule over the run"
+    schedule: Literal["constant", "cosine", "flat-cosine"] = Field(
+        default="cosine",
+        description="the learning rate's schedule over the run; flat-cosine: constant for the "
+        "first half, then as cosine",
+    )
+    warm_up: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="share of the run in which the rate rises from a tenth; 0: none",
     )
     clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
     precision: Literal["fp32", "fp64", "bf16", "amp"] = Field(

@@ -25,16 +25,28 @@ def make_optimizer(
         return torch.optim.SGD(
             chosen, lr=learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
         )
-    if spec.name == "adam":
-        return torch.optim.Adam(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
-    return torch.optim.AdamW(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
+    kind = torch.optim.Adam if spec.name == "adam" else torch.optim.AdamW
+    return kind(chosen, lr=learning_rate, betas=spec.betas, weight_decay=spec.weight_decay)
 
 
-def learning_rate_at(done: float, whole: float, base: float, schedule: str) -> float:
+_FIRST_SHARE = 0.1
+"""The first rate of a warm-up, as a share of the rate after it."""
+
+
+def learning_rate_at(
+    done: float, whole: float, base: float, schedule: str, warm_up: float = 0.0
+) -> float:
     """The learning rate after `done` of `whole` samples.
 
-    Constant, or for the cosine schedule base · (1 + cos(π · done / whole)) / 2.
+    Constant, or (1 + cos(π · x)) / 2 of the base with x = done / whole; for `flat-cosine`,
+    x = max(0, 2 · done / whole − 1) (D. Holzmüller et al., "Better by default", 2024). During the
+    share `warm_up` of the samples, the rate rises in proportion from a tenth.
     """
+    share = done / whole
+    if share < warm_up:
+        base *= _FIRST_SHARE + (1 - _FIRST_SHARE) * share / warm_up
     if schedule == "constant":
         return base
-    return base * (1 + math.cos(math.pi * done / whole)) / 2
+    if schedule == "flat-cosine":
+        share = max(0.0, 2 * share - 1)
+    return base * (1 + math.cos(math.pi * share)) / 2

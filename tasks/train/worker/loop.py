@@ -170,7 +170,10 @@ class Training:
             self._recording_s,
         )
         base = rank.request.learning_rate * state.rate_factor
-        rate = learning_rate_at(state.samples, self.total_samples, base, rank.spec.schedule)
+        spec = rank.spec
+        rate = learning_rate_at(
+            state.samples, self.total_samples, base, spec.schedule, spec.warm_up
+        )
         rate *= self.batch.rate_factor(state.step)
         noise = rank.noise_scale.value
         found = rank.step(order, begun, state.step)

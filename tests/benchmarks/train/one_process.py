@@ -134,7 +134,10 @@ class OneProcess:
             losses.append(found.loss)
             if not math.isfinite(found.loss):
                 break
-            rank.update(learning_rate_at(samples, total, learning_rate, rank.spec.schedule))
+            spec = rank.spec
+            rank.update(
+                learning_rate_at(samples, total, learning_rate, spec.schedule, spec.warm_up)
+            )
             samples += found.samples
         return self._points(rank), losses
 

@@ -16,6 +16,30 @@ def test_the_constant_schedule_stays_and_the_cosine_falls_from_the_base_to_zero(
     assert cosine[-1] > 0
 
 
+def test_flat_cosine_stays_for_half_of_the_run_and_falls_to_zero() -> None:
+    rates = [learning_rate_at(step, 20, 0.3, "flat-cosine") for step in range(21)]
+    assert set(rates[:11]) == {0.3}
+    assert rates[15] == pytest.approx(0.15)
+    assert rates[20] == pytest.approx(0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "flat-cosine"])
+def test_a_warm_up_rises_from_a_tenth_to_the_schedules_rate(schedule: str) -> None:
+    plain = [learning_rate_at(step, 20, 0.3, schedule) for step in range(20)]
+    warm = [learning_rate_at(step, 20, 0.3, schedule, 0.2) for step in range(20)]
+    shares = [one / other for one, other in zip(warm, plain, strict=True)]
+    assert shares[:4] == pytest.approx([0.1, 0.325, 0.55, 0.775])
+    assert shares[4:] == [1] * 16
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_the_job_sets_betas(name: str) -> None:
+    spec = Optimizer.model_validate({"name": name, "betas": [0.8, 0.95]})
+    found = make_optimizer([torch.nn.Parameter(torch.ones(2))], spec, 0.1)
+    assert found.defaults["betas"] == (0.8, 0.95)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "momentum"),
     [
