@@ -59,6 +59,23 @@ class Configured(NamedTuple):
     bound: float
 
 
+class _Placed(NamedTuple):
+    """A placement of some ranks, its collectives, and by kind how many ranks share a memory."""
+
+    placement: Placement
+    collectives: CollectiveTime
+    sharing: Mapping[int, int]
+
+    def as_good_as(self, other: _Placed, z: float) -> bool:
+        """Whether no quantity is worse than in another placement of the same ranks."""
+        mine, theirs = self.collectives, other.collectives
+        return all(
+            one.at(at) <= two.at(at)
+            for at in (0.0, z, -1.0, 1.0)
+            for one, two in ((mine.total, theirs.total), (mine.tail, theirs.tail))
+        ) and all(ranks <= other.sharing.get(kind, 0) for kind, ranks in self.sharing.items())
+
+
 class SearchSpace:
     """All numbers of ranks, splits of the batch, and numbers of micro-batches.
 
@@ -166,10 +183,11 @@ class SearchSpace:
     def configure(
         self, counts: Sequence[int], accumulation: int, goal: Goal, limits: Limits
     ) -> Iterator[Configured]:
-        """These ranks by group in each placement, with the best split for the goal.
+        """These ranks by group, with the best split for the goal.
 
-        Where no split meets the limits, it is the one that comes closest to a limit. Empty if the
-        ranks do not fit.
+        One for each placement that is not worse than another in collectives and memory. Where no
+        split meets the limits, it is the one that comes closest to a limit. Empty if the ranks do
+        not fit.
         """
         if not self.min_ranks <= sum(counts) <= self.max_ranks:
             return
@@ -180,22 +198,31 @@ class SearchSpace:
         kinds = [
             (kind, by_kind[kind.index]) for kind in self.topology.kinds if kind.index in by_kind
         ]
-        for placement in placements(self.topology, counts):
-            one = self._configured(tuple(counts), kinds, placement, accumulation, goal, limits)
+        for place in self._placed(counts):
+            one = self._configured(tuple(counts), kinds, place, accumulation, goal, limits)
             if one is not None:
                 yield one
+
+    def _placed(self, counts: Sequence[int]) -> list[_Placed]:
+        """The placements of these ranks, without those that another one is as good as."""
+        time, found = self.topology.collectives.time, list[_Placed]()
+        for placement in placements(self.topology, counts):
+            sharing = sharing_memory(self.topology, counts, placement)
+            new = _Placed(placement, time(placement.ring), sharing)
+            if not any(one.as_good_as(new, self.model.z) for one in found):
+                found = [one for one in found if not new.as_good_as(one, self.model.z)] + [new]
+        return found
 
     def _configured(
         self,
         counts: tuple[int, ...],
         kinds: Sequence[tuple[Kind, int]],
-        placement: Placement,
+        placed: _Placed,
         accumulation: int,
         goal: Goal,
         limits: Limits,
     ) -> Configured | None:
-        collectives = self.topology.collectives.time(placement.ring)
-        sharing = sharing_memory(self.topology, counts, placement)
+        placement, collectives, sharing = placed
 
         def best(goal: Goal, limits: Limits) -> CheapestSplit:
             return self._best_split(kinds, accumulation, collectives, goal, limits, sharing)
