@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -19,10 +19,10 @@ from trainwright.tasks.runs.run import Run, now
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line, validated
 from trainwright.tasks.spec.job import Job, JobName, Promotion
+from trainwright.tasks.spec.metrics import better_is
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.store import verify
 
-_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "mape", "perplexity")
 _TRIES = 10
 
 
@@ -78,12 +78,6 @@ def metric_of(job: Job) -> str | None:
     if job.promotion is not None and job.promotion.only_if_better is not None:
         return job.promotion.only_if_better
     return job.train.target.metric if job.train.target is not None else None
-
-
-def better_is(metric: str) -> Literal["greater", "less"]:
-    """The direction in which a metric improves, from its name: losses and errors fall."""
-    words = metric.lower().replace("-", "_").split("_")
-    return "less" if any(word in _LESS_IS_BETTER for word in words) else "greater"
 
 
 def model_metrics(run: Run) -> dict[str, float]:

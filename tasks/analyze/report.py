@@ -6,6 +6,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.analyze.tables import by_class, table
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
@@ -35,6 +36,7 @@ th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
 td.figure, th.figure { text-align: right; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; }
+table.confusion { width: auto; } .confusion td { padding: 3px 8px; text-align: right; }
 """
 
 
@@ -71,6 +73,7 @@ def page(
         _tiles(result),
         "<h2>Predicted and measured</h2>" + _predicted(report) + chart.get("predicted", ""),
         "<h2>Learning</h2>" + chart.get("epochs", ""),
+        by_class(result.by_class) if result.by_class is not None else "",
         "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
@@ -89,20 +92,6 @@ def page(
 def is_report(content: bytes) -> bool:
     """Whether a file's content is a report."""
     return b"</title><style>" + _STYLE[:16].encode() in content[:10_000]
-
-
-def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
-    """An HTML table. Cells are HTML; `figures` are the right-aligned columns."""
-
-    def cells(tag: str, row: list[str]) -> str:
-        marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
-        return "".join(
-            f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True)
-        )
-
-    head = f"<tr>{cells('th', columns)}</tr>"
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
 def _percent(value: float | None, sign: bool = False) -> str:

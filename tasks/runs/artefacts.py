@@ -474,6 +474,20 @@ class Measured(Value):
     cost: float | None
 
 
+class ClassMetrics(Value):
+    """A classification's validation by class; lists are in the order of `names`."""
+
+    names: list[str]
+    rows: list[int] = Field(description="validation rows of the class")
+    precision: list[float]
+    recall: list[float]
+    f1: list[float]
+    confusion: list[list[int]] = Field(description="rows by true class, then by predicted class")
+    auc_error: float | None = Field(
+        default=None, description="greatest error of the metric `auc`, which is made from bins"
+    )
+
+
 class Checkpoint(Value):
     """A checkpoint of the run folder."""
 
@@ -489,6 +503,9 @@ class Result(Artefact):
     FILE: ClassVar[str] = "result.json"
     state: RunState
     metrics: dict[str, float]
+    by_class: ClassMetrics | None = Field(
+        default=None, description="figures by class of the last validation, up to 100 classes"
+    )
     target_reached: bool | None
     predicted: Prediction | None
     measured: Measured

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import Job, require_share
+from trainwright.tasks.spec.job import Job, require_metrics
 
 _LEFT_OUT = ("schedule", "pool")  # the trigger has its own parameter for the pool
 _COPIED = (
@@ -155,7 +155,7 @@ class Form:
             for key in above:
                 place = place.setdefault(key, {})
             place[last] = filled[one.name]
-        require_share(validated(Job, found, "form"), "form")
+        require_metrics(validated(Job, found, "form"), "form")
         return found
 
     def job_text(self, params: Mapping[str, Any]) -> str:

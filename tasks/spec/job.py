@@ -25,6 +25,7 @@ from trainwright.tasks.spec.documents import (
     read_mapping,
     validated,
 )
+from trainwright.tasks.spec.metrics import SHARES, Metric, metrics_of
 
 Task = Literal[
     "image-classification",
@@ -159,10 +160,14 @@ class FaultPolicy(Document):
 class Target(Document):
     """A metric that training should reach; reported, and used to choose the best checkpoint."""
 
-    metric: Literal["accuracy", "loss"] = Field(
-        default="accuracy", description="measured on the validation rows"
+    metric: Metric = Field(
+        default="accuracy",
+        description="measured on the validation rows; accuracy, f1, auc or log_loss of classes, "
+        "rmse, mae or r2 of numbers, or the loss",
     )
-    value: float = Field(description="the value to reach; for accuracy a share: 0.97 for 97 %")
+    value: float = Field(
+        description="the value to reach; for accuracy, f1 and auc a share: 0.97 for 97 %"
+    )
 
 
 class TrainSpec(Document):
@@ -310,7 +315,7 @@ class Promotion(Document):
 
     alias: Name = Field(default="production", description="the alias, which serving follows")
     require_approval: bool = Field(default=False, description="whether a person must approve first")
-    only_if_better: Literal["accuracy", "loss"] | None = Field(
+    only_if_better: Metric | None = Field(
         default=None,
         description="metric by which the model must beat the current one; default: train.target's, "
         "if there is one",
@@ -365,7 +370,7 @@ def load_job(
         values = changed(values, change)
     try:
         job = validated(Job, values, name)
-        require_share(job, name)
+        require_metrics(job, name)
     except BadInput as error:
         problem = str(error).removeprefix(f"{name}: ")
         for field in (change.partition("=")[0] for change in changes):
@@ -423,13 +428,25 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
     return made
 
 
-def require_share(job: Job, name: str) -> None:
-    """Raise BadInput if an accuracy to reach is not a share.
+def require_metrics(
+    job: Job, name: str, task: Task | None = None, classes: int | None = None
+) -> None:
+    """Raise BadInput if the job names a metric that its task lacks, or a target that is no share.
 
-    Not a validator of the class: jobs stored by earlier versions may hold such a value.
+    `task` and `classes` are those of the data, if known; else the job's task counts, if given. Not
+    a validator of the class: jobs stored by earlier versions may hold such values.
     """
-    target = job.train.target
-    if target is not None and target.metric == "accuracy" and not 0 < target.value <= 1:
+    target, promotion, task = job.train.target, job.promotion, task or job.data.task
+    named = {
+        "train.target.metric": target and target.metric,
+        "promotion.only_if_better": promotion and promotion.only_if_better,
+    }
+    for field, metric in named.items():
+        if metric and task and metric not in (known := metrics_of(task, classes)):
+            raise BadInput(
+                f"{name}: {field}: got {metric!r}; allowed for {task}: {', '.join(known)}"
+            )
+    if target is not None and target.metric in SHARES and not 0 < target.value <= 1:
         raise BadInput(
             f"{name}: train.target.value: got {target.value:g}; "
             "allowed: a share above 0, up to 1, such as 0.97 for 97 %"

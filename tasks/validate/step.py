@@ -11,7 +11,7 @@ from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, Se
 from trainwright.tasks.runs.artefacts import Plan, Validation
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.spec.job import DataSpec, Job, require_metrics
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore
 
@@ -28,6 +28,7 @@ def work(context: RunContext) -> Reference:
     root = run.root()
     if earlier is not None and earlier.success and earlier.data is not None:
         if dataset.load(data).schema.sha256 == earlier.data.sha256:
+            _require_metrics(job, earlier)
             return _reference(earlier)
         if run.find(Plan) is not None:
             raise BadInput(
@@ -38,9 +39,16 @@ def work(context: RunContext) -> Reference:
     run.write(validation)
     if not validation.success:
         raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
+    _require_metrics(job, validation)
     if validation.suite_source == "inferred":
         root.create(_suite_key(job), json.dumps(validation.suite, indent=1).encode())
     return _reference(validation)
+
+
+def _require_metrics(job: Job, validation: Validation) -> None:
+    """Raise BadInput if the job names a metric that the task of its data lacks."""
+    if (schema := validation.data) is not None:
+        require_metrics(job, "job", schema.task, len(schema.classes or ()) or None)
 
 
 def _reference(validation: Validation) -> Reference:
@@ -87,7 +95,9 @@ def validate_job(job: Job, settings: Settings) -> Validation:
         suite = kept_suite(open_store(settings.store, settings), job)
     except ServiceUnreachable as error:
         progress.emit("notice", message=f"the suite of earlier runs is not used: {error}")
-    return validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
+    validation = validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
+    _require_metrics(job, validation)
+    return validation
 
 
 def validate_data(data: dict[str, Any], settings: Settings) -> Reference:

@@ -16,11 +16,11 @@ from trainwright.tasks.promote import (
     Alias,
     alias_key,
     best_of,
-    better_is,
     compare,
     find_alias,
     promote,
 )
+from trainwright.tasks.spec.metrics import better_is
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -17,7 +17,7 @@ from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import usable
-from trainwright.tasks.spec.job import DataSpec, Job, require_share
+from trainwright.tasks.spec.job import DataSpec, Job, require_metrics
 from trainwright.tasks.spec.pool import Device, Pool, load_pool
 
 
@@ -63,12 +63,12 @@ def _calibration(values: dict[str, Any]) -> Calibration:
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
     job = Job.model_validate(request["job"])
-    require_share(job, "request")
     pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
     calibrations = [_calibration(one) for one in request["calibrations"]]
     if not request["may_measure"]:
         _need_nothing_measured(usable(pool, job), calibrations)
     schema = DataSchema.model_validate(request["schema"])
+    require_metrics(job, "request", schema.task, len(schema.classes or ()) or None)
     structure = Structure.model_validate(request["structure"])
     return plan_structure(
         job, pool, schema, structure, Settings.from_environment(), calibrations

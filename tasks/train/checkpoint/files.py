@@ -41,6 +41,8 @@ class CheckpointState:
     split: list[int]
     metrics: dict[str, float] = field(default_factory=dict)
     """validation metrics of the last finished epoch"""
+    by_class: dict[str, Any] = field(default_factory=dict)
+    """figures of that validation by class"""
     best: bool = False
     """whether this checkpoint's metrics were the best so far"""
     best_score: float | None = None

@@ -15,6 +15,7 @@ from trainwright.estimator.quantiles import quantile
 from trainwright.tasks import progress
 from trainwright.tasks.runs.artefacts import (
     Checkpoint,
+    ClassMetrics,
     DeviceResult,
     Measured,
     PlannedDevice,
@@ -23,6 +24,7 @@ from trainwright.tasks.runs.artefacts import (
     split_since,
 )
 from trainwright.tasks.spec.job import Target
+from trainwright.tasks.spec.metrics import better_is
 from trainwright.tasks.spec.pool import Device, load_pool
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import files
@@ -79,6 +81,7 @@ def result_of(
     return Result(
         state="success",
         metrics=first["metrics"],
+        by_class=_by_class(first, request.schema_.classes),
         target_reached=_reached(job.train.target, first["metrics"]),
         predicted=plan.predicted,
         measured=Measured(
@@ -210,7 +213,13 @@ def _reached(target: Target | None, metrics: dict[str, float]) -> bool | None:
     if target is None or target.metric not in metrics:
         return None
     value = metrics[target.metric]
-    return value <= target.value if target.metric == "loss" else value >= target.value
+    less = better_is(target.metric) == "less"
+    return value <= target.value if less else value >= target.value
+
+
+def _by_class(report: Message, names: list[str] | None) -> ClassMetrics | None:
+    found = report.get("by_class")
+    return ClassMetrics(names=names or [], **found) if found else None
 
 
 def _versions(backend: str) -> dict[str, str]:

@@ -29,6 +29,7 @@ from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Collective, PeersLost
 from trainwright.tasks.train.rank.gradients import GradientSum
 from trainwright.tasks.train.rank.loss_scale import LossScale
+from trainwright.tasks.train.rank.metrics import Found, sums_of
 from trainwright.tasks.train.rank.replica import Replica
 from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
 from trainwright.tasks.train.request import TrainRequest
@@ -335,12 +336,14 @@ class Rank(Replica):
         self.fits = max(self.fits, self._batch_size)
 
     @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Loss (and accuracy for classifiers) on the held-out rows, split over the ranks."""
+    def validate(self) -> Found:
+        """Loss and the task's metrics on the held-out rows, split over the ranks."""
         parts = shares(len(self.validation_rows), self.split)
         begin = sum(parts[: self.number])
         rows = self.validation_rows[begin : begin + parts[self.number]]
-        figures = torch.zeros(3, dtype=torch.float64)
+        figures, schema = torch.zeros(3, dtype=torch.float64), self.request.schema_
+        first = self._targets[int(self.validation_rows[0])].reshape(-1)[0]
+        sums = sums_of(schema.task, len(schema.classes or ()), float(first), self.device)
         size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
         self.model.eval()
         for at in range(0, len(rows), size):
@@ -350,10 +353,18 @@ class Rank(Replica):
             figures += torch.tensor(
                 [float(loss) * count, self._correct(outputs, targets), count], dtype=torch.float64
             )
+            if sums is not None:
+                sums.add(outputs, targets)
         self.model.train()
         loss, correct, count = self.collective.sum_(figures, "validation").tolist()
-        found = {"loss": loss / count}
-        return found | {"accuracy": correct / count} if self.classifies else found
+        metrics = {"loss": loss / count}
+        if self.classifies:
+            metrics["accuracy"] = correct / count
+        if sums is None:
+            return Found(metrics)
+        sums.vector = self.collective.sum_(sums.vector.cpu(), "metrics")
+        found = sums.found(count)
+        return Found({**metrics, **found.metrics, **metrics}, found.by_class)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

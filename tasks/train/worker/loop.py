@@ -10,6 +10,7 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.spec.metrics import better_is
 from trainwright.tasks.train.batch.batch_split import BatchSplit
 from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
 from trainwright.tasks.train.channel import Channel
@@ -136,6 +137,7 @@ class Training:
             "stopped": stopped and state.samples < self.total_samples,
             "step": state.step,
             "metrics": state.metrics,
+            "by_class": state.by_class,
             "events": state.events,
             "split": rank.split,
             "duration_s": state.duration_s,
@@ -295,12 +297,14 @@ class Training:
     def _end_epoch(self, duration_s: float) -> None:
         """Validate, and check whether the metrics are the best so far."""
         rank, state = self.rank, self._state
-        found = rank.validate()
+        validated = rank.validate()
+        found, state.by_class = validated.metrics, validated.by_class
         train_loss = state.epoch_loss_sum / state.epoch_samples
         state.epoch_loss_sum, state.epoch_samples = 0.0, 0
         state.metrics = {**found, "train_loss": train_loss}
         target = rank.spec.target.metric if rank.spec.target is not None else "accuracy"
-        score = found[target] if target in found and target != "loss" else -found["loss"]
+        name = target if target in found else "loss"
+        score = found[name] if better_is(name) == "greater" else -found[name]
         state.best = state.best_score is None or score > state.best_score
         if state.best:
             state.best_score = score if math.isfinite(score) else None

@@ -142,7 +142,7 @@ class OneProcess:
         return self._points(rank), losses
 
     def _points(self, rank: Rank) -> float:
-        found = rank.validate()
+        found = rank.validate().metrics
         if "accuracy" in found:
             return 100 * found["accuracy"]
         return (

@@ -138,7 +138,7 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ({"objective": {"budget": 1e13}}, "objective.budget: got 10000000000000.0; allowed: less"),
         (
             {"promotion": {"only_if_better": "xyz"}},
-            "promotion.only_if_better: got 'xyz'; allowed: 'accuracy' or 'loss'",
+            "promotion.only_if_better: got 'xyz'; allowed: 'accuracy', 'loss', 'f1', 'auc', ",
         ),
         (
             {"train": {"learning_rate": ".nan"}},

@@ -1,0 +1,52 @@
+"""HTML tables of the report: plain ones, and those of a classification by class."""
+
+from __future__ import annotations
+
+from html import escape
+
+from trainwright.tasks.runs.artefacts import ClassMetrics
+
+
+def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
+    """An HTML table. Cells are HTML; `figures` are the right-aligned columns."""
+
+    def cells(tag: str, row: list[str]) -> str:
+        marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
+        return "".join(
+            f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True)
+        )
+
+    head = f"<tr>{cells('th', columns)}</tr>"
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{head}{body}</table></div>'
+
+
+def by_class(found: ClassMetrics) -> str:
+    """Precision, recall and F1 of each class, and the confusion matrix."""
+    rows = [
+        [escape(name), *(f"{value:.4f}" for value in values), f"{count:,}"]
+        for name, *values, count in zip(
+            found.names, found.precision, found.recall, found.f1, found.rows, strict=True
+        )
+    ]
+    columns = ["class", "precision", "recall", "F1", "validation rows"]
+    return "<h2>Classes</h2>" + table(columns, rows, {1, 2, 3, 4}) + _confusion(found)
+
+
+def _confusion(found: ClassMetrics) -> str:
+    """Rows are true classes, columns predicted ones; shades are shares of the row."""
+    lines = []
+    for place, (name, counts) in enumerate(zip(found.names, found.confusion, strict=True)):
+        cells = ""
+        for column, count in enumerate(counts):
+            colour = "42,125,111" if column == place else "178,58,72"
+            shade = 0.7 * count / max(1, found.rows[place])
+            style = f' style="background:rgba({colour},{shade:.2f})"' if count else ""
+            cells += f"<td{style}>{count:,}</td>"
+        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    head = "".join(f"<th>{escape(name)}</th>" for name in found.names)
+    return (
+        "<p>Confusion matrix: rows are the true classes, columns the predicted ones.</p>"
+        f'<div class="wide"><table class="confusion"><tr><th></th>{head}</tr>'
+        f"{''.join(lines)}</table></div>"
+    )

@@ -1,0 +1,29 @@
+"""The validation metrics that a job may name: which task has which, and which way each improves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Metric = Literal["accuracy", "loss", "f1", "auc", "log_loss", "rmse", "mae", "r2"]
+MOST_CLASSES = 100
+"""With more classes there is no AUC and no table by class."""
+SHARES = ("accuracy", "f1", "auc")
+"""Metrics from 0 to 1."""
+_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "mape", "perplexity")
+
+
+def metrics_of(task: str, classes: int | None = None) -> tuple[Metric, ...]:
+    """The metrics of a task. `classes`: the number of classes, if known."""
+    if task.endswith("classification"):
+        if classes is not None and classes > MOST_CLASSES:
+            return ("accuracy", "loss", "f1", "log_loss")
+        return ("accuracy", "loss", "f1", "auc", "log_loss")
+    if task in ("tabular-regression", "forecasting"):
+        return ("loss", "rmse", "mae", "r2")
+    return ("loss",)
+
+
+def better_is(metric: str) -> Literal["greater", "less"]:
+    """The direction in which a metric improves, from its name: losses and errors fall."""
+    words = metric.lower().replace("-", "_").split("_")
+    return "less" if any(word in _LESS_IS_BETTER for word in words) else "greater"
