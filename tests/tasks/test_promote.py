@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import doors
 import pytest
@@ -20,7 +21,7 @@ from trainwright.tasks.promote import (
     find_alias,
     promote,
 )
-from trainwright.tasks.spec.metrics import better_is
+from trainwright.tasks.spec.metrics import Metric, better_is
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -119,6 +120,11 @@ def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="candidates: no run"):
         best_of([], doors.settings())
+
+
+def test_every_metric_of_a_job_has_its_direction() -> None:
+    falling = {one for one in get_args(Metric) if better_is(one) == "less"}
+    assert falling == {"loss", "log_loss", "rmse", "mae"}
 
 
 @given(st.floats(), st.floats(), st.sampled_from(["accuracy", "loss", "val_loss", "rmse", "f1"]))

@@ -25,7 +25,7 @@ from trainwright.tasks.analyze.history import (
     predicted_and_measured,
     with_devices,
 )
-from trainwright.tasks.runs.artefacts import Estimate, Plan, Report, Result
+from trainwright.tasks.runs.artefacts import ClassMetrics, Estimate, Plan, Report, Result
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.store import save_model, seal, verify
 
@@ -294,6 +294,28 @@ def test_an_unfinished_training_is_not_analysed(store: str) -> None:
         analyze(run, store)
     assert list(run.objects.list("report/")) == []
     assert [one.uri for one in list_runs(store, doors.settings())] == [run.uri]
+
+
+def test_the_report_shows_figures_by_class_and_escapes_their_names(store: str) -> None:
+    run = finished_training(store)
+    found = ClassMetrics(
+        names=["cat", "<b>"],
+        rows=[5, 1],
+        precision=[0.8125, 0.0],
+        recall=[0.75, 0.0],
+        f1=[0.78, 0.0],
+        confusion=[[4, 1], [1, 0]],
+    )
+    run.write(run.read(Result).model_copy(update={"by_class": found}))
+    analyze(run, store)
+    html = run.objects.get("report/report.html").decode()
+    assert "<td>cat</td>" in html
+    assert ">0.8125</td>" in html
+    assert "<tr><th></th><th>cat</th><th>&lt;b&gt;</th></tr>" in html
+    shown = re.search(r'<table class="confusion">.*?</table>', html)
+    assert shown is not None
+    assert re.findall(r"<td[^>]*>(\d+)</td>", shown[0]) == ["4", "1", "1", "0"]
+    assert "<b></th>" not in html
 
 
 def test_the_report_shows_the_runs_outcome_not_its_current_step(store: str) -> None:

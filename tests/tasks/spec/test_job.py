@@ -99,6 +99,26 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
             {"train": {"target": {"value": 0}}},
             "train.target.value: got 0; allowed: a share above 0, up to 1",
         ),
+        (
+            {"train": {"target": {"metric": "auc", "value": 95}}},
+            "train.target.value: got 95; allowed: a share above 0, up to 1",
+        ),
+        (
+            {
+                "data": {"uri": "a.csv", "task": "tabular-regression"},
+                "train": {"target": {"value": 0.9}},
+            },
+            "train.target.metric: got 'accuracy'; "
+            "allowed for tabular-regression: loss, rmse, mae, r2",
+        ),
+        (
+            {
+                "data": {"uri": "builtin:digits", "task": "image-classification"},
+                "promotion": {"only_if_better": "rmse"},
+            },
+            "promotion.only_if_better: got 'rmse'; "
+            "allowed for image-classification: accuracy, loss, f1, auc, log_loss",
+        ),
         ({"train": {"epochs": 0}}, "train.epochs: got 0; allowed: greater than or equal to 1"),
         (
             {"train": {"global_batch_size": -4}},

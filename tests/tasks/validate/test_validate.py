@@ -19,9 +19,9 @@ from command_line import run
 from trainwright.tasks.data.dataset import load
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Expectation, Validation
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.job import DataSpec, Job
 from trainwright.tasks.validate.check import failure_line, validate
-from trainwright.tasks.validate.step import validate_data
+from trainwright.tasks.validate.step import validate_data, validate_job
 
 DIGITS = DataSpec(uri="builtin:digits")
 
@@ -49,6 +49,22 @@ def failed(validation: Validation) -> dict[tuple[str, str | None], Expectation]:
         for entry in validation.expectations
         if not entry.success
     }
+
+
+def test_a_metric_that_the_inferred_task_lacks_is_refused(tmp_path: Path) -> None:
+    job = Job.model_validate(
+        {
+            "name": "small",
+            "data": {"uri": table(tmp_path / "a.csv")},
+            "promotion": {"only_if_better": "r2"},
+        }
+    )
+    with pytest.raises(BadInput) as caught:
+        validate_job(job, doors.settings())
+    assert str(caught.value) == (
+        "job: promotion.only_if_better: got 'r2'; "
+        "allowed for tabular-classification: accuracy, loss, f1, auc, log_loss"
+    )
 
 
 def test_the_digits_meet_their_inferred_suite(digits: Validation) -> None:
@@ -295,7 +311,7 @@ def test_a_check_that_takes_too_long_is_stopped() -> None:
 def start_validation() -> tuple[subprocess.Popen[bytes], psutil.Process]:
     """A validating process, and its child process with Great Expectations."""
     code = """if True:
-        from trainwright.tasks.spec.job import DataSpec
+        from trainwright.tasks.spec.job import DataSpec, Job
         from trainwright.tasks.validate import validate
         validate(DataSpec(uri="builtin:digits"))"""
     parent = subprocess.Popen([sys.executable, "-c", code])
