@@ -48,5 +48,6 @@ def learning_rate_at(
     if schedule == "constant":
         return base
     if schedule == "flat-cosine":
-        share = max(0.0, 2 * share - 1)
-    return base * (1 + math.cos(math.pi * share)) / 2
+        return base * (1 + math.cos(math.pi * max(0.0, 2 * share - 1))) / 2
+    # Not of `share`: its rounding changes last digits, and replays must repeat earlier rates.
+    return base * (1 + math.cos(math.pi * done / whole)) / 2
