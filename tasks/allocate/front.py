@@ -21,10 +21,13 @@ _RESOLUTION = 0.01
 NO_LIMITS = Limits()
 
 
-def front(
+def explored(
     problem: PlanningProblem, result: Configuration, neighbours: Sequence[Configuration]
-) -> list[FrontPoint]:
-    """The configurations that no other dominates, fastest first, and the plan itself."""
+) -> list[Configuration]:
+    """Configurations with the result's batch that are good in time, energy or cost.
+
+    Found by searches for the least of each, within several deadlines.
+    """
     known = [*neighbours, result]
     goals: list[Goal] = [goal for goal in ("energy", "cost") if result.value(goal) < math.inf]
     request = replace(problem.request(result.batch), max_nodes=_MAX_NODES)
@@ -48,8 +51,15 @@ def front(
             continue
         for place in range(_DURATIONS):
             search(goal, Limits(first * (last / first) ** (place / _DURATIONS)))
-    known = [one for one in known if one.excess(NO_LIMITS) <= 0]
-    return [point(problem, one, chosen=one is result) for one in undominated(known, result)]
+    return [one for one in known if one.excess(NO_LIMITS) <= 0]
+
+
+def front(
+    problem: PlanningProblem, known: Sequence[Configuration], result: Configuration
+) -> list[FrontPoint]:
+    """The configurations that no other dominates, fastest first, and the plan itself."""
+    kept = undominated(known, result, problem.limits)
+    return [point(problem, one, chosen=one is result) for one in kept]
 
 
 def point(problem: PlanningProblem, one: Configuration, *, chosen: bool) -> FrontPoint:
@@ -66,24 +76,27 @@ def point(problem: PlanningProblem, one: Configuration, *, chosen: bool) -> Fron
     )
 
 
-def undominated(known: Iterable[Configuration], keep: Configuration) -> list[Configuration]:
+def undominated(
+    known: Iterable[Configuration], keep: Configuration, limits: Limits
+) -> list[Configuration]:
     """The Pareto-optimal configurations, and `keep` in any case; fastest first.
 
     One configuration dominates another if it is as good in time, energy and cost, and better in
-    one of them.
+    one of them. One that misses a limit is left out if it dominates one that keeps all limits.
     """
 
     def values(one: Configuration) -> tuple[float, float, float]:
         return (one.value("time"), one.value("energy"), one.value("cost"))
 
-    ordered = sorted(known, key=lambda one: (values(one), one.size, one.counts))
+    def as_good(one: Configuration, other: Configuration) -> bool:
+        pairs = zip(values(one), values(other), strict=True)
+        return all(a <= b * (1 + TOLERANCE) for a, b in pairs)
+
     kept: list[Configuration] = []
-    for one in ordered:  # the order puts dominating configurations first
-        mine = values(one)
-        if not any(
-            all(a <= b * (1 + TOLERANCE) for a, b in zip(values(other), mine, strict=True))
-            for other in kept
-        ):
+    # Dominating configurations come first, but none that misses a limit before one that does not.
+    order = sorted(known, key=lambda one: (values(one), one.size, one.counts))
+    for one in sorted(order, key=lambda one: one.excess(limits) > 0):
+        if not any(as_good(other, one) or as_good(one, other) for other in kept):
             kept.append(one)
     if not any(one is keep for one in kept):
         kept = [one for one in kept if values(one) != values(keep)] + [keep]

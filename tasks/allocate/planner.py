@@ -15,16 +15,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from trainwright.estimator.predict.energy import power_of
 from trainwright.tasks.allocate.alternatives import alternatives
 from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
 from trainwright.tasks.allocate.description import described, searched
-from trainwright.tasks.allocate.front import front, point
+from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
-from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
@@ -73,6 +74,19 @@ def make_plan(
     return described(_document(problem, chosen, chosen.best, found, solve_time_s), pool)
 
 
+def _tie_broken(
+    problem: PlanningProblem, known: Sequence[Configuration], result: Configuration
+) -> Configuration:
+    """The result, or one that is as good for the goal and better in another objective.
+
+    The search for the goal ends without looking at all ties; those for the front find them.
+    """
+    for one in known:
+        if one.excess(problem.limits) <= 0 and comes_before(one, result, problem.goal):
+            result = one
+    return result
+
+
 def _document(
     problem: PlanningProblem,
     chosen: SearchResult,
@@ -82,7 +96,12 @@ def _document(
 ) -> Plan:
     """The plan as an artefact; `found` are the results of all global batches, largest first."""
     job, rows = problem.job, problem.model.data.train_rows
-    gap, neighbours = chosen.gap(problem.goal), problem.neighbours(result)
+    neighbours = problem.neighbours(result)
+    known = explored(problem, result, neighbours)
+    result = _tie_broken(problem, known, result)
+    better = replace(chosen, best=result)
+    found, chosen = [better if one is chosen else one for one in found], better
+    gap = chosen.gap(problem.goal)
     window_s = result.available_s()
     held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
     return Plan(
@@ -101,7 +120,7 @@ def _document(
         deadline_s=job.objective.deadline,
         budget=job.objective.budget,
         alternatives=alternatives(problem, chosen, neighbours),
-        front=front(problem, result, neighbours),
+        front=front(problem, known, result),
         batches=[
             point(problem, one.best, chosen=one is chosen)
             for one in found[::-1]
