@@ -14,6 +14,8 @@ from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.units import plain
 
 _MAX_KINDS = 8
+_ONE_MORE_NODES = 100
+"""Nodes of a search that only shows what one more device would help."""
 
 
 @dataclass
@@ -68,7 +70,11 @@ def infeasible(problem: PlanningProblem) -> Infeasible:
 def _explain(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
     """Explain which of deadline and budget binds, or both together."""
     limits = problem.limits
-    affordable = problem.least("upper_time", Limits(budget=limits.budget))
+    affordable = (
+        problem.least("upper_time", Limits(budget=limits.budget))
+        if limits.budget < math.inf
+        else fastest
+    )
     in_time = (
         problem.least("upper_cost", Limits(limits.deadline_s)) if limits.budget < math.inf else None
     )
@@ -171,7 +177,7 @@ def _one_more(
     first = list({device.variant: device for device in reversed(problem.devices)}.values())[::-1]
     found: dict[str, float] = {}
     for device in first[:_MAX_KINDS]:
-        better = problem.with_one_more(device).least(goal, limits)
+        better = problem.with_one_more(device).least(goal, limits, _ONE_MORE_NODES)
         if better is not None and (value := rounded_up(better.value(goal))) < nearest:
             name = next(iter(device_counts([device])))
             found[name] = min(value, found.get(name, math.inf))

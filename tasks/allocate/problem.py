@@ -15,7 +15,7 @@ from trainwright.tasks.allocate.plan.configuration import (
     comes_before,
 )
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.search_request import SearchRequest
+from trainwright.tasks.allocate.plan.search_request import MAX_NODES, SearchRequest
 from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import BadInput
@@ -118,12 +118,16 @@ class PlanningProblem:
             self.max_accumulation,
         )
 
-    def least(self, goal: Goal, limits: Limits) -> Configuration | None:
-        """The configuration with the least value of a goal, over all global batches."""
+    def least(self, goal: Goal, limits: Limits, max_nodes: int = MAX_NODES) -> Configuration | None:
+        """The configuration with the least value of a goal, over all global batches.
+
+        The best found, if a search ends at `max_nodes`.
+        """
         chosen: Configuration | None = None
         for size in sorted(self.sizes, reverse=True):
             cutoff = chosen.value(goal) if chosen else math.inf
-            one = best(self.request(size, goal, limits, cutoff)).best
+            request = replace(self.request(size, goal, limits, cutoff), max_nodes=max_nodes)
+            one = best(request).best
             if one is not None and (chosen is None or comes_before(one, chosen, goal)):
                 chosen = one
         return chosen
