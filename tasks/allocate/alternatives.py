@@ -93,12 +93,13 @@ def _because(one: Configuration, best: Configuration, goal: Goal) -> str:
     mine, least = one.cost.step_s.median, best.cost.step_s.median
     if goal == "time" or mine > least * (1 + TOLERANCE):
         return _why_slower(one, best)
-    time = "the same time" if mine > 0.9999 * least else f"{_percent(1 - mine / least)} less time"
+    ratio = one.value("time") / best.value("time")
+    time = "the same time" if ratio > 0.9999 else f"{_percent(1 - ratio)} less time"
     if one.size > best.size:
         return f"{plain(one.size / best.size)} times the devices for {time}"
     if best.value(goal) <= 0:
         return ""
-    rate = one.value(goal) / one.value("time") / (best.value(goal) / best.value("time"))
+    rate = one.value(goal) / best.value(goal) / ratio
     return f"{plain(rate)} times the {'power' if goal == 'energy' else 'cost per hour'} for {time}"
 
 

@@ -238,10 +238,16 @@ def _memory(problem: PlanningProblem) -> str:
         for kind in kinds
         if kind.curve.most_batch_size is not None
     )
+    kept = problem.model.kept_bytes(2) / 2**30
+    gradients = (
+        f" (and {1024 * kept:,.0f} MiB for gradients between micro-batches)"
+        if need <= have < need + kept
+        else ""
+    )
     return (
         f"no feasible plan: memory binds: a global batch of {least} does not fit"
-        f"{_largest_that_fits(problem, least)}; one sample takes "
-        f"{need:.2f} GiB, {roomiest.device_type} has {have:.2f} GiB{shared}{measured}"
+        f"{_largest_that_fits(problem, least)}; one sample takes {need:.2f} GiB{gradients}, "
+        f"{roomiest.device_type} has {have:.2f} GiB{shared}{measured}"
     )
 
 

@@ -34,7 +34,7 @@ _INK = "#1d2733"
 _LINE = 17
 _LEGEND: dict[Style, str] = {
     "plan": "the plan",
-    "front": "on the front: none is better in time, energy and cost together",
+    "front": "on the front: none within the limits is better in time, energy and cost together",
     "missed": "on the front, but misses a limit",
     "rival": "alternative",
     "missed rival": "alternative that misses a limit",

@@ -99,6 +99,7 @@ class Panel:
     ) -> None:
         self._currency = currency
         self._name, (self._scale, self._unit) = name, unit
+        self._title = f"duration and {name}"
         self._marks = [one for one in marks if one.value(name) is not None]
         self._seconds, self._time_unit = unit_of([one.time for one in marks], TIMES)
         self._limits = limits
@@ -161,7 +162,7 @@ class Panel:
             y = self._y.at(value)
             yield line((_LEFT, y), (right, y), GRID)
             yield text(_LEFT - 6, y + 4, label, "end")
-        yield text(_LEFT, 20, f"duration and {self._name}", size=13)
+        yield text(_LEFT, 20, self._title, size=13)
         middle = (_TOP + bottom) / 2
         scales = [" (logarithmic)" if axis.log else "" for axis in (self._x, self._y)]
         yield text(
@@ -198,7 +199,9 @@ class Panel:
                 yield self._drawn((_LEFT, y), (right, y), LIMIT, dashed=True)
                 yield self._note(_LEFT + 5, y + 13, words, "start")
         if beyond:
-            yield self._note(right, 20, f"beyond the axes: {', '.join(beyond)}", "end")
+            words = f"beyond the axes: {', '.join(beyond)}"
+            beside = CHARACTER * len(words) < right - _LEFT - 2 * CHARACTER * len(self._title)
+            yield self._note(right, 20 if beside else _TOP - 3, words, "end")
 
     def _note(self, x: float, y: float, words: str, anchor: str) -> str:
         width = CHARACTER * len(words)

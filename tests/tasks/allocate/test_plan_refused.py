@@ -213,3 +213,22 @@ def test_limits_that_bind_only_together_are_reported_with_the_feasible_value_of_
 def test_a_batch_above_the_maximum_is_refused(train: dict[str, Any], line: str) -> None:
     with pytest.raises(BadInput, match=line):
         plan(TWO, train=train)
+
+
+def test_gradients_between_micro_batches_are_named_where_they_are_what_does_not_fit() -> None:
+    l4 = curve(1.0).model_copy(
+        update={
+            "device_type": "nvidia-l4",
+            "cores": None,
+            "peak_memory_bytes": Affine(fixed=5e8, per_sample=4e8),
+            "memory_safe_factor": 1.0,
+            "memory_limit_bytes": 9.005e8,
+        }
+    )
+    pool = {"hosts": [{"name": "a", "devices": [{"type": "nvidia-l4", "count": 2}]}]}
+    with pytest.raises(
+        Infeasible,
+        match=r"a global batch of 3 does not fit; the largest that fits is 2; one sample takes "
+        r"0\.84 GiB \(and 1 MiB for gradients between micro-batches\), nvidia-l4 has 0\.84",
+    ):
+        plan(pool, curves=[l4], train={"global_batch_size": 3})

@@ -76,6 +76,7 @@ def test_limits_are_lines_or_named_beyond_the_axes() -> None:
         (PRICED, {"objective": {"minimize": "energy"}}),
         (MANY, {"objective": {"minimize": "time", "deadline": "2m"}}),
         (WINDOW, {"objective": {"minimize": "cost", "budget": 0.002}}),
+        (WINDOW, {"objective": {"minimize": "energy", "deadline": "20h", "budget": 9000}}),
         (TWO | {"prices": {"cpu": "0/h"}}, {"objective": {"minimize": "cost"}}),
         (TWO, {"devices": {"max_count": 1, "ids": ["a/cpu-0"]}}),
         (PRICED, {"train": {"batch_bounds": [8, 1000], "noise_scale": 300.0}}),
