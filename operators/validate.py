@@ -21,11 +21,11 @@ class ValidateOperator(StepOperator):
     | those of `StepOperator` | | |
     | `data` *(templated)* | none | as in a job file: `{"uri": …, "target": …, "expectations": …}` |
 
-    Returns `{"run", "artefact", "success", "expectations", "rows", "suite"}`.
+    Returns `{"run", "artefact", "success", "expectations", "rows", "suite", "drift"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | data that does not meet its expectations, bad input | fails without a retry |
+    | data that fails an expectation or drifted (`drift: fail`), bad input | fails without a retry |
     | unreachable service, another process holds the run, killed | retries |
     """
 

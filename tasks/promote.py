@@ -11,31 +11,19 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
+from trainwright.tasks.runs.alias import Alias, alias_key, find_alias
 from trainwright.tasks.runs.artefacts import Artefact
 from trainwright.tasks.runs.run import Run, now
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.documents import one_line, validated
+from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.job import Job, JobName, Promotion
 from trainwright.tasks.spec.metrics import better_is
-from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.store import verify
 
 _TRIES = 10
-
-
-class Alias(Artefact):
-    """The content of an alias: the run whose model it points at."""
-
-    FILE = ""  # the key depends on job and alias
-    alias: str
-    job: str
-    run: str = Field(description="URI of the run whose model the alias points at")
-    metrics: dict[str, float]
-    promoted_at: str
-    previous: str | None = Field(default=None, description="the run that it pointed at before")
 
 
 class Decision(Artefact):
@@ -51,23 +39,6 @@ class Decision(Artefact):
         default=None, description="the run that the alias pointed at before the decision"
     )
     current_value: float | None = None
-
-
-def alias_key(job_name: str, alias: str) -> str:
-    """The key of an alias below the store."""
-    return f"models/{job_name}/alias-{alias}.json"
-
-
-def find_alias(root: ObjectStore, job_name: str, alias: str) -> tuple[Alias | None, str | None]:
-    """An alias and its version tag; None and None if it does not exist. Raises CorruptArtefact."""
-    key = alias_key(job_name, alias)
-    try:
-        data, version = root.get_versioned(key)
-        return Alias.model_validate_json(data), version
-    except FileNotFoundError:
-        return None, None
-    except ValidationError as error:
-        raise CorruptArtefact(f"{root.uri}/{key}: {one_line(error)}") from error
 
 
 def metric_of(job: Job) -> str | None:

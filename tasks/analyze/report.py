@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.analyze.tables import by_class, table
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
+from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
 from trainwright.tasks.units import amount, seconds, size
+from trainwright.tasks.validate.drift import drift_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,8 +219,19 @@ def _data(validation: Validation | None) -> str:
     return (
         f"<h2>Data</h2><p>{validation.checked_rows:,} rows; "
         f"{met} of {len(validation.expectations)} expectations met "
-        f"(suite {escape(validation.suite_source)}).</p>"
+        f"(suite {escape(validation.suite_source)}).</p>{_drift(validation.drift)}"
     )
+
+
+def _drift(drift: Drift | None) -> str:
+    """The drifted columns, one a line."""
+    if drift is None or drift.reference is None:
+        return ""
+    where = escape(drift.reference)
+    if not drift.drifted:
+        return f"<p>No column drifted from {where}.</p>"
+    lines = "".join(f"<li>{escape(drift_line(column))}</li>" for column in drift.drifted)
+    return f"<p>Drift from {where}:</p><ul>{lines}</ul>"
 
 
 def _incomplete(report: Report) -> str:

@@ -28,16 +28,18 @@ def validate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check a job's data against its expectations."""
+    """Check a job's data against its expectations and an earlier run's data."""
     from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.cli.screens.drift_table import show_drift
     from trainwright.tasks.errors import DataRejected
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
     from trainwright.tasks.validate.check import failure_line
     from trainwright.tasks.validate.step import validate_job
 
-    with console.err.status("checking the data with Great Expectations"):
-        result = validate_job(load_job(job, pool, changes or ()), Settings.from_environment())
+    with console.working("checking the data with Great Expectations"):
+        found = validate_job(load_job(job, pool, changes or ()), Settings.from_environment())
+    result = found.model_copy(update={"profile": None})  # large, and for later runs only
     if as_json and result.success:
         print_model(result)
     elif not as_json:
@@ -55,6 +57,7 @@ def validate(
         for one in result.expectations:
             for row in one.sample_rows:
                 console.out.print(f"  {one.expectation} {one.column or ''}: {row}", markup=False)
+        show_drift(result.drift)
     if not result.success:
         raise DataRejected(failure_line(result), validation=result.model_dump(mode="json"))
 

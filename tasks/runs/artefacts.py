@@ -13,21 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Mode
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.energy import PowerDraw
+from trainwright.tasks.runs.data_profile import DataProfile, Drift
+from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.job import Job, Task
 from trainwright.tasks.spec.pool import Device
 
 RunState = Literal["running", "success", "failed", "infeasible", "interrupted"]
-
-
-class Value(BaseModel):
-    """A part of an artefact."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
 class Artefact(Value):
@@ -108,6 +104,12 @@ class Validation(Artefact):
     )
     checked_rows: int
     great_expectations: dict[str, Any] = Field(description="Great Expectations' own result")
+    profile: DataProfile | None = Field(
+        default=None, description="of the columns, for comparison with later data"
+    )
+    drift: Drift | None = Field(
+        default=None, description="comparison with an earlier run's data; None: not compared"
+    )
 
 
 class Estimate(Artefact):

@@ -72,6 +72,15 @@ class DataSpec(Document):
         default=None,
         description="a Great Expectations suite (JSON); default: inferred from the data",
     )
+    drift: Literal["warn", "fail", "off"] = Field(
+        default="warn", description="what to do if the data differs from the reference's"
+    )
+    reference: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a run whose data is the reference for drift, as JOB/ID or URI; default: the "
+        "job's promoted run, else its last successful one",
+    )
 
 
 class ModelSpec(Document):

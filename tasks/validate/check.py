@@ -21,6 +21,7 @@ from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.runs.artefacts import Expectation, Validation
 from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.validate.drift import drift_line
 
 _PASSED_ON = (
     "PATH",
@@ -56,7 +57,7 @@ def validate(
     if data.expectations is not None:
         suite, source = read_suite(data.expectations), "given"
     request = {
-        "data": data.model_dump(mode="json", exclude={"expectations"}),
+        "data": data.model_dump(mode="json", exclude={"expectations", "drift", "reference"}),
         "seed": seed,
         "suite_source": source,
         "suite": suite,
@@ -139,12 +140,20 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
 
 
 def failure_line(validation: Validation) -> str:
-    """One line with the failing expectations and counts."""
+    """One line with the failing expectations and counts, and the columns that drifted."""
     failed = [expectation for expectation in validation.expectations if not expectation.success]
     listed = "; ".join(_line(expectation) for expectation in failed[:_NAMED])
     more = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
     total = len(validation.expectations)
-    return f"the data fails {len(failed)} of {total} expectations: {listed}{more}"
+    parts = [f"the data fails {len(failed)} of {total} expectations: {listed}{more}"]
+    drift = validation.drift
+    if drift is None or not drift.rejected:
+        return parts[0]
+    lines = [drift_line(column) for column in drift.drifted]
+    more = f"; and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+    count = f"{len(lines)} column{'s' if len(lines) > 1 else ''}"
+    drifted = f"{count} drifted from {drift.reference}: {'; '.join(lines[:_NAMED])}{more}"
+    return "; ".join([*parts, drifted]) if failed else f"the data has drifted: {drifted}"
 
 
 def _line(failed: Expectation) -> str:

@@ -9,11 +9,14 @@ from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
 from trainwright.tasks.runs.artefacts import Plan, Validation
+from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.job import DataSpec, Job, require_metrics
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore
+
+_NAMED = 20
 
 
 def work(context: RunContext) -> Reference:
@@ -21,6 +24,7 @@ def work(context: RunContext) -> Reference:
     from trainwright.tasks.data import dataset
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import failure_line, validate
+    from trainwright.tasks.validate.reference import find_reference, with_drift
 
     run, job = context.run, context.run.job()
     data = localized(job.data, context.settings)
@@ -35,7 +39,9 @@ def work(context: RunContext) -> Reference:
                 f"{job.data.uri}: the data has changed since {run.uri} started; "
                 "--new starts a new run with it"
             )
+    reference = find_reference(job, run.store_uri, context.settings)
     validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
+    validation = with_drift(validation, job.data, reference)
     run.write(validation)
     if not validation.success:
         raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
@@ -58,14 +64,31 @@ def _reference(validation: Validation) -> Reference:
         "expectations": len(validation.expectations),
         "rows": validation.data.rows if validation.data else 0,
         "suite": validation.suite_source,
+        "drift": _drift(validation.drift),
+    }
+
+
+def _drift(drift: Drift | None) -> dict[str, Any] | str:
+    """The comparison in short, or why there is none."""
+    if drift is None:
+        return "off"
+    if drift.reference is None:
+        return "no earlier run to compare with"
+    return {
+        "reference": drift.reference,
+        "drifted": [column.column for column in drift.drifted][:_NAMED],
+        "columns_drifted": len(drift.drifted),
     }
 
 
 def summary(reference: Reference) -> str:
     """One line, as in `1797 rows meet 196 expectations (inferred)`."""
+    drift = reference.get("drift")
+    count = drift["columns_drifted"] if isinstance(drift, dict) else 0
+    drifted = f"; {count} column{'s' if count > 1 else ''} drifted" if count else ""
     return (
         f"{reference['rows']} rows meet {reference['expectations']} expectations "
-        f"({reference['suite']})"
+        f"({reference['suite']}){drifted}"
     )
 
 
@@ -89,27 +112,37 @@ def validate_job(job: Job, settings: Settings) -> Validation:
     """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
+    from trainwright.tasks.validate.reference import find_reference, with_drift
 
-    suite = None
+    suite, reference = None, None
     try:
         suite = kept_suite(open_store(settings.store, settings), job)
+        reference = find_reference(job, settings.store, settings)
     except ServiceUnreachable as error:
-        progress.emit("notice", message=f"the suite of earlier runs is not used: {error}")
-    validation = validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
-    _require_metrics(job, validation)
-    return validation
+        progress.emit("notice", message=f"earlier runs are not compared with: {error}")
+    found = validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
+    _require_metrics(job, found)
+    return with_drift(found, job.data, reference)
 
 
 def validate_data(data: dict[str, Any], settings: Settings) -> Reference:
-    """Check data described as in a job file. Returns a summary; raises DataRejected if it fails."""
+    """Check data described as in a job file. Returns a summary; raises DataRejected if it fails.
+
+    Drift is checked if the data names its reference.
+    """
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import failure_line, validate
+    from trainwright.tasks.validate.reference import named_reference, with_drift
 
-    validation = validate(localized(validated(DataSpec, data, "data"), settings))
+    spec = localized(validated(DataSpec, data, "data"), settings)
+    compared = spec.reference is not None and spec.drift != "off"
+    reference = named_reference(spec, settings.store, settings) if compared else None
+    validation = with_drift(validate(spec), spec, reference)
     if not validation.success:
         raise DataRejected(failure_line(validation))
     return {
         "success": True,
         "expectations": len(validation.expectations),
         "rows": validation.checked_rows,
+        "drift": _drift(validation.drift),
     }

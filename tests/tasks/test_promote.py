@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.promote import (
-    Alias,
-    alias_key,
     best_of,
     compare,
-    find_alias,
     promote,
 )
+from trainwright.tasks.runs.alias import Alias, alias_key, find_alias
 from trainwright.tasks.spec.metrics import Metric, better_is
 
 

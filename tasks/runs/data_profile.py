@@ -1,0 +1,106 @@
+"""The profile of a data set, and its comparison with another: parts of validation.json.
+
+`tasks.validate.profile` makes the first, `tasks.validate.drift` the second.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainwright.tasks.runs.value import Value
+
+Statistic = Literal[
+    "psi",
+    "js_distance",
+    "cdf_gap",
+    "mean_shift",
+    "null_share",
+    "share_shift",
+    "new_share",
+    "lost_share",
+    "kind",
+]
+
+
+class Numbers(Value):
+    """The finite numbers of a column, counted in bins that are the same for all data.
+
+    A bin's key is the number's 64 bits as a whole number of the same order, without its last
+    `shift` bits. Numbers with the same key are in one bin.
+    """
+
+    shift: int
+    keys: list[int] = Field(description="of the bins that hold a number, rising")
+    counts: list[int]
+    mean: float
+    deviation: float = Field(description="standard deviation")
+
+
+class Categories(Value):
+    """The most frequent values of a column, as text, with their counts."""
+
+    counts: dict[str, int]
+    rest: int = Field(default=0, description="rows with any other value")
+
+
+class ColumnProfile(Value):
+    """A column; `numbers` and `categories` are both None for other kinds of values."""
+
+    rows: int
+    nulls: int = Field(description="rows without a value, or with NaN or an infinite number")
+    numbers: Numbers | None = None
+    categories: Categories | None = None
+    noise: dict[Statistic, float] = Field(
+        default_factory=dict,
+        description="99th percentile of each statistic between random halves of the rows",
+    )
+
+    @property
+    def present(self) -> int:
+        """The number of rows with a value."""
+        return self.rows - self.nulls
+
+
+class DataProfile(Value):
+    """The columns of a data set, the target among them, by name."""
+
+    rows: int
+    target: str
+    columns: dict[str, ColumnProfile]
+    noise_factors: dict[Statistic, float] = Field(
+        default_factory=dict,
+        description="by which `noise` is multiplied, so that between random halves a statistic is "
+        "rarely above it in any column",
+    )
+
+
+class ColumnDrift(Value):
+    """How much a column differs from the reference's, and what is allowed.
+
+    `statistic` is the one that is largest relative to its threshold.
+    """
+
+    column: str
+    drifted: bool
+    statistic: Statistic
+    value: float
+    threshold: float
+    values: dict[Statistic, float]
+    thresholds: dict[Statistic, float]
+    new: list[str] = Field(default_factory=list, description="categories; the most frequent")
+    lost: list[str] = Field(default_factory=list, description="categories; the most frequent")
+
+
+class Drift(Value):
+    """The comparison of a run's data with that of an earlier run."""
+
+    reference: str | None = Field(description="URI of the run; None: nothing to compare with")
+    rejected: bool = Field(default=False, description="whether the job's data.drift is `fail`")
+    columns: list[ColumnDrift] = Field(default_factory=list, description="drifted ones first")
+
+    @property
+    def drifted(self) -> list[ColumnDrift]:
+        """The columns that drifted, the farthest above its threshold first."""
+        return [column for column in self.columns if column.drifted]
