@@ -122,14 +122,17 @@ def _noise(
 ) -> float:
     """The reference's noise, scaled to the rows compared: by the root of 1/n + 1/m.
 
-    PSI is not scaled down: in few rows it does not fall as fast as 1/n + 1/m does.
+    PSI, which is like a square, by 1/n + 1/m. PSI and Jensen-Shannon distance are not scaled down:
+    in few rows they do not fall as fast.
     """
     noise = reference.noise.get(statistic)
     if noise is None or not column.present or not reference.present:
         return 0.0
     noise *= factors.get(statistic, 1.0)
     scale = (1 / reference.present + 1 / column.present) / (4 / reference.present)
-    return noise * (max(1.0, scale) if statistic == "psi" else math.sqrt(scale))
+    if statistic in ("psi", "js_distance"):
+        scale = max(1.0, scale)
+    return noise * (scale if statistic == "psi" else math.sqrt(scale))
 
 
 def _relative(value: float, threshold: float) -> float:

@@ -19,17 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-import pyarrow as pa
 
 from trainwright.tasks.data.dataset import from_raw, task_of
-from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import read
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Expectation, Validation
-from trainwright.tasks.runs.data_profile import DataProfile
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.validate.profile import BATCH_ROWS, profile
-from trainwright.tasks.validate.random_halves import with_noise
+from trainwright.tasks.validate.source_profile import source_profile
 from trainwright.tasks.validate.suite import Config, infer_suite, make_frame
 
 SuiteSource = Literal["given", "kept", "inferred"]
@@ -75,22 +71,7 @@ def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -
         data=schema,
         checked_rows=len(frame),
         great_expectations=result,
-        profile=with_noise(_profile(raw, frame, spec.target, task)),
-    )
-
-
-def _profile(raw: Raw, frame: pd.DataFrame, target: str, task: str) -> DataProfile:
-    """The profile of all rows of a table; of arrays and images, of each row's mean and target."""
-    table = raw.table
-    if not raw.is_table:
-        columns = {name: pa.array(frame[name]) for name in frame if str(name).endswith("_mean")}
-        if target in table.column_names:
-            columns[target] = table.column(target)
-        table = pa.table(columns)
-    return profile(
-        table.to_batches(max_chunksize=BATCH_ROWS),
-        target,
-        classes=task.endswith("classification"),
+        profile=source_profile(raw, frame, spec.target, task),
     )
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 DRAWS = 2_000
-FALSE_ALARMS = 0.002
+FALSE_ALARMS = 0.001
 """Share of random halves in which a statistic of some column may be above the noise."""
-FEW_NULLS = 4
+FEW_NULLS = 8
 """Added to those seen: a column with few or none has some by chance in other rows."""
 _MOST_ROWS = 100_000_000  # NumPy's sampler takes less than 10^9; with as many rows noise is nil
 
@@ -30,7 +30,7 @@ def with_noise(profile: DataProfile) -> DataProfile:
 
     random = np.random.Generator(np.random.PCG64(0))
     columns = dict[str, ColumnProfile]()
-    worst = dict[Statistic, Array]()
+    worst: dict[Statistic, Array] = {}
     for name, column in profile.columns.items():
         noise = dict[Statistic, float]()
         for statistic, values in _halves(column, random).items():
