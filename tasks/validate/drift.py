@@ -42,6 +42,8 @@ WORDS: dict[Statistic, str] = {
 }
 _FEW_ROWS = 10
 """A category with fewer rows can be new by chance."""
+_UNCERTAIN = 3.0
+"""Noise counts for more by this share over √rows, because it is estimated from the rows."""
 _NAMED = 5
 
 
@@ -128,7 +130,8 @@ def _noise(
     noise = reference.noise.get(statistic)
     if noise is None or not column.present or not reference.present:
         return 0.0
-    noise *= factors.get(statistic, 1.0)
+    few = 1 + _UNCERTAIN / math.sqrt(min(column.present, reference.present))
+    noise *= factors.get(statistic, 1.0) * few
     scale = (1 / reference.present + 1 / column.present) / (4 / reference.present)
     if statistic in ("psi", "js_distance"):
         scale = max(1.0, scale)
