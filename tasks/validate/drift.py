@@ -40,7 +40,7 @@ WORDS: dict[Statistic, str] = {
     "lost_share": "share of lost categories",
     "kind": "another kind of values",
 }
-_FEW_ROWS = 10
+_FEW_ROWS = 12
 """A category with fewer rows can be new by chance."""
 _UNCERTAIN = 3.0
 """Noise counts for more by this share over √rows, because it is estimated from the rows."""
