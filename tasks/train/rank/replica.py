@@ -20,6 +20,8 @@ from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
 
+_KEPT_BYTES = 256 * 2**20
+
 
 class Replica:
     """A model with the same parameters as on all other ranks, its optimizer and its data.
@@ -71,19 +73,22 @@ class Replica:
     def _take(self, dataset: data.Dataset) -> None:
         request = self.request
         require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
+        arrays = [*dataset.inputs.values(), dataset.targets]
+        # Small data stays on a GPU; else, and on CPUs, each batch is read from the mapped files.
+        small = sum(array.nbytes for array in arrays) <= _KEPT_BYTES
+        self._kept_on = self.device if small else torch.device("cpu")
         self._inputs = {
-            name: self._tensor(array, self._dtype) for name, array in dataset.inputs.items()
+            name: torch.from_numpy(array).to(self._kept_on)
+            for name, array in dataset.inputs.items()
         }
-        self._targets = self._tensor(dataset.targets, wide(self._dtype))
+        self._targets = torch.from_numpy(dataset.targets).to(self._kept_on)
         self.train_rows, self.validation_rows = data.split_rows(
             dataset.schema.rows, request.job.data.validation_fraction, self.spec.seed
         )
 
-    def _tensor(self, array: Any, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.to(
-            device=self.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype
-        )
+    def _rows(self, tensor: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        chosen = tensor[index]
+        return chosen.to(self.device, dtype if chosen.is_floating_point() else chosen.dtype)
 
     def _build_model(self, definition: ModelDefinition) -> None:
         request = self.request
@@ -154,9 +159,12 @@ class Replica:
             raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
 
     def _batch(self, rows: Any) -> tuple[Any, torch.Tensor]:
-        index = torch.as_tensor(rows, device=self.device)
-        inputs = {name: tensor[index] for name, tensor in self._inputs.items()}
-        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, self._targets[index]
+        index = torch.as_tensor(rows, device=self._kept_on)
+        inputs = {
+            name: self._rows(tensor, index, self._dtype) for name, tensor in self._inputs.items()
+        }
+        targets = self._rows(self._targets, index, wide(self._dtype))
+        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets
 
     def _correct(self, outputs: Any, targets: torch.Tensor) -> float:
         if not self.classifies or not isinstance(outputs, torch.Tensor):

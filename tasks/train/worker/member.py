@@ -21,7 +21,7 @@ from trainwright.estimator.devices import number_of, threads_of
 from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ModelDefinition
-from trainwright.tasks.data import dataset as data
+from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.settings import Settings
@@ -112,11 +112,15 @@ def _await_device(channel: Channel) -> int:
 
 def _load_rank(order: Order, number: int, model: ModelDefinition | None, peers: Peers) -> Rank:
     """Load the data, then build the model with the rank's CPU share."""
-    dataset, planned = data.load(order.request.local_data), order.request.plan.devices[number]
+    request = order.request
+    dataset, planned = (
+        prepared(request.local_data, request.settings.home),
+        request.plan.devices[number],
+    )
     torch.set_num_threads(threads_of(planned.cores))
     if (cgroup := order.cgroups[number]) is not None:
         join_cgroup(Path(cgroup))
-    return Rank(order.request, dataset, peers, _device(planned), number, model)
+    return Rank(request, dataset, peers, _device(planned), number, model)
 
 
 def _take_part(training: Training, peers: Peers, channel: Channel, order: Order) -> None:
