@@ -8,6 +8,7 @@ repeated import, which does nothing.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -30,6 +31,7 @@ print(json.dumps([parsed, time.perf_counter() - started]))
 
 def main() -> None:
     """Print median and spread."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rounds = []
     for _ in range(ROUNDS):
         done = subprocess.run(
