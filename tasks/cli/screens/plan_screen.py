@@ -229,8 +229,8 @@ def _show_batches(plan: Plan) -> None:
 def _show_searched(plan: Plan) -> None:
     """Which choices the plan was compared with, and how much better one of them can be."""
     if (seen := plan.searched) is not None:
-        most = seen.most_micro_batches
-        most_micro_batches = f"up to {most}" if most > 1 else "1"
+        pieces = seen.most_micro_batches
+        most_micro_batches = f"up to {pieces}" if pieces > 1 else "1"
         sets = "more than 10^15" if seen.device_sets is None else f"{seen.device_sets:,}"
         rows = [
             ("devices", f"{seen.devices:,}, in {sets} different sets"),
