@@ -165,7 +165,6 @@ class LowerBounds:
             if collectives.overlap
             else 0.0
         )
-        last_level = self._tightening.level(node, 1)
         tables = self._tightening.tables(node.accumulation)
         scale = self._tightening.scale
         if z == self._goal_z:  # the tables' times are at z
@@ -173,11 +172,8 @@ class LowerBounds:
         else:
             factor, floor_s = self._tightening.factor, tight.busy_s * self._least_factor(tight)
         # The cost of a share bends where its rank becomes the slowest, and where collectives show.
-        bends = [
-            np.clip(bend / factor, tight.level, last_level)
-            for bend in (floor_s, hidden_s)
-            if bend > 0
-        ]
+        # The slowest rank's bend may be below all levels for a kind with a larger factor.
+        bends = [bend / factor for bend in (floor_s, hidden_s) if bend > 0]
         choices = tables.between(np.ones(len(scale)), tight.most, bends)
         step_s = collectives.step_s(np.maximum(choices.times * factor, floor_s), accumulation)
         prices = leased * (self._steps * step_s + START_S.at(z))

@@ -6,8 +6,9 @@ import contextlib
 from typing import Any
 
 import pytest
-from plans import MANY, NOON, TWO, plan
+from plans import MANY, NOON, TWO, curve, plan
 
+from trainwright.estimator.curves import Affine
 from trainwright.tasks.errors import Infeasible
 
 
@@ -146,3 +147,38 @@ def test_one_more_device_is_suggested_only_if_it_helps() -> None:
         helpless = "one more device of any kind in the pool would not help"
         assert (helpless in str(caught.value)) == (not found)
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
+
+
+def test_the_nearest_budget_is_feasible_where_kinds_differ_in_spread() -> None:
+    """A rank's cost bends where it becomes the slowest, at each kind's own quantile."""
+    kinds = [
+        curve(1.0).model_copy(
+            update={
+                "device_type": device_type,
+                "cores": cores,
+                "step_time_s": Affine(fixed=fixed, per_sample=0.01),
+                "high_factor": factor,
+                "idle_w": idle,
+                "load_w": load,
+            }
+        )
+        for device_type, cores, fixed, factor, idle, load in (
+            ("cpu", 1.0, 0.1, 1.5, 50.0, 100.0),
+            ("nvidia-t4", None, 0.01, 3.0, 0.0, 200.0),
+        )
+    ]
+    pool = {
+        "hosts": [{"name": "a", "devices": [{"type": "cpu"}, {"type": "nvidia-t4"}]}],
+        "prices": {"cpu": "2/h", "nvidia-t4": "2/h", "energy": "0.25/kWh"},
+    }
+    job: dict[str, Any] = {
+        "train": {"global_batch_size": 34, "epochs": 4},
+        "devices": {"min_count": 2},
+    }
+    limits = {"minimize": "time", "confidence": 0.95}
+    with pytest.raises(Infeasible) as refused:
+        plan(pool, curves=kinds, objective=limits | {"budget": 1e-6}, **job)
+    nearest = refused.value.details["nearest_budget"]
+    made = plan(pool, curves=kinds, objective=limits | {"budget": nearest}, **job)
+    assert made.not_exceeded is not None
+    assert (made.not_exceeded.cost or 0) <= nearest
