@@ -46,6 +46,7 @@ class CollectiveBound:
         counts = [group.count for group in topology.groups]
         self.room = np.minimum(counts, self.holds[topology.site_of])
         self._seats: dict[bytes, Any] = {}
+        self._unlike_links = len({(site.network, site.inner) for site in sites}) > 1
         self._least = self._over_all_numbers(max_ranks)
 
     def _over_all_numbers(self, max_ranks: int) -> Any:
@@ -139,8 +140,60 @@ class CollectiveBound:
                 return self._named([np.inf] * 4)
             machines = max(machines, needed)
         here = int(used[self._local].sum())
-        found = self._ends(machines, here, ranks)
-        return self._named(np.maximum(self._least[:, ranks], found))
+        found = np.maximum(self._least[:, ranks], self._ends(machines, here, ranks))
+        if self._unlike_links and ranks > 1:
+            found = np.maximum(found, self._by_links(ranks, used > 0, least, most, machines))
+        return self._named(found)
+
+    def _by_links(self, ranks: int, used: Any, least: Any, most: Any, machines: int) -> Any:
+        """The bound by the links of the sites that can have the ranks.
+
+        `used`: the sites that surely have some. A kind that is surely used and that only one site
+        has makes that site sure, too.
+        """
+        import numpy as np
+
+        sites, on_each = self.topology.sites, self.topology.on_each
+        seats = np.minimum(on_each[:, most > 0].sum(axis=1), self._size)
+        holders = on_each[:, least > 0] > 0
+        alone = holders[:, holders.sum(axis=0) == 1].any(axis=1)
+        sure = used | alone
+        times: list[Any] = []
+        if machines == 1:  # all ranks on a machine that has all kinds that are surely used
+            able = (seats >= ranks) & (on_each >= least).all(axis=1)
+            if sure.any():
+                able &= sure & (sure.sum() == 1)
+            times += [self._on_one_machine(int(site), ranks) for site in np.flatnonzero(able)]
+        bandwidths, latencies = np.array([site.network for site in sites]).T
+        between = (
+            self._slowest_of(-bandwidths, self.machines * seats, sure, ranks),
+            self._slowest_of(latencies, self.machines * seats, sure, ranks),
+        )
+        if between[0] is not None and between[1] is not None:
+            network = (-between[0], between[1])
+            times.append(self._ends_of(RingShape(2, 0, 0, ranks, network)))
+        return np.min(times, axis=0) if times else np.full(4, np.inf)
+
+    @staticmethod
+    def _slowest_of(slowness: Any, seats: Any, sure: Any, ranks: int) -> float | None:
+        """The least possible slowness of the slowest site, if these ranks use all sure sites."""
+        import numpy as np
+
+        order = np.argsort(slowness, kind="stable")
+        last = int(np.searchsorted(np.cumsum(seats[order]), ranks - _CLOSE, "left"))
+        if last == len(order):
+            return None
+        slowest = float(slowness[order[last]])
+        return max(slowest, float(slowness[sure].max())) if sure.any() else slowest
+
+    def _on_one_machine(self, site: int, ranks: int) -> Any:
+        one = self.topology.sites[site]
+        widest, here = (0, ranks) if one.local else (ranks, 0)
+        return self._ends_of(RingShape(1, widest, here, ranks, None, one.inner))
+
+    def _ends_of(self, ring: RingShape) -> list[float]:
+        one = self.topology.collectives.time(ring)
+        return [end for z in (0.0, self._z) for end in one.at(z)[:2]]
 
     def _by_ranks(self, machines: int, here: int, max_ranks: int, elsewhere: bool) -> Any:
         """`_ends` for 0 to `max_ranks` ranks; all searches of a topology share them."""
@@ -169,10 +222,7 @@ class CollectiveBound:
             rings = [] if self._one_machine else [RingShape(2, 0, min(here, 2), total)]
             rings += [RingShape(1, total, 0, total)] if here < 2 else []
             rings += [] if elsewhere else [RingShape(1, 0, total, total)]
-        found = [self.topology.collectives.time(ring) for ring in rings]
-        return np.min(
-            [[end for z in (0.0, self._z) for end in one.at(z)[:2]] for one in found], axis=0
-        )
+        return np.min([self._ends_of(ring) for ring in rings], axis=0)
 
     def _named(self, ends: Any) -> LeastCollectives:
         median, tail, upper, upper_tail = (float(one) for one in ends)
