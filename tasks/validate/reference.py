@@ -21,14 +21,14 @@ _MOST_RUNS = 20
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceProfile:
     """The profile of an earlier run's data."""
 
     run: str
     profile: DataProfile
 
 
-def find_reference(job: Job, store_uri: str, settings: Settings) -> Reference | None:
+def find_reference(job: Job, store_uri: str, settings: Settings) -> ReferenceProfile | None:
     """The job's data.reference, else its promoted run, else its last successful run.
 
     None if drift is off or there is no such run with a profile. Raises BadInput if data.reference
@@ -52,7 +52,7 @@ def find_reference(job: Job, store_uri: str, settings: Settings) -> Reference | 
     return None
 
 
-def named_reference(data: DataSpec, store_uri: str, settings: Settings) -> Reference:
+def named_reference(data: DataSpec, store_uri: str, settings: Settings) -> ReferenceProfile:
     """The run that data.reference names. Raises BadInput."""
     given = str(data.reference)
     uri = given if "://" in given else f"{open_store(store_uri, settings).uri}/runs/{given}"
@@ -72,14 +72,16 @@ def named_reference(data: DataSpec, store_uri: str, settings: Settings) -> Refer
     return found
 
 
-def _reference(run: Run) -> Reference | None:
+def _reference(run: Run) -> ReferenceProfile | None:
     validation = run.find(Validation)
     if validation is None or validation.profile is None:
         return None
-    return Reference(run.uri, validation.profile)
+    return ReferenceProfile(run.uri, validation.profile)
 
 
-def with_drift(validation: Validation, data: DataSpec, reference: Reference | None) -> Validation:
+def with_drift(
+    validation: Validation, data: DataSpec, reference: ReferenceProfile | None
+) -> Validation:
     """The validation with its comparison; a notice for each drifted column.
 
     With data.drift `fail`, the validation fails if a column drifted.

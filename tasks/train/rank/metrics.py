@@ -23,14 +23,14 @@ _HALF_WAY = 8.0
 
 
 @dataclass(frozen=True)
-class Found:
+class ValidationMetrics:
     """Metrics by name, and figures by class (`by_class` of result.json, without names)."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     by_class: dict[str, Any] = field(default_factory=dict)
 
 
-class Sums(Protocol):
+class MetricSums(Protocol):
     """The sums of one task. Vectors of the same task and size may be added."""
 
     vector: torch.Tensor
@@ -40,12 +40,12 @@ class Sums(Protocol):
         """Add rows. Outputs of a form that has no metrics are left out of the row count."""
         ...
 
-    def found(self, rows: float) -> Found:
+    def found(self, rows: float) -> ValidationMetrics:
         """The metrics; none if the vector holds another number of rows than `rows`."""
         ...
 
 
-def sums_of(task: str, classes: int, shift: float, device: torch.device) -> Sums | None:
+def sums_of(task: str, classes: int, shift: float, device: torch.device) -> MetricSums | None:
     """Empty sums; None if the task has no metrics besides the loss. `shift`: see QuantitySums."""
     if task.endswith("classification"):
         return ClassSums(classes, device) if classes else None
@@ -106,14 +106,14 @@ class ClassSums:
         histogram = 2 * numbers + (targets[:, None] != numbers + first).long()
         return bins.clamp(0, self.bins - 1) + histogram * self.bins
 
-    def found(self, rows: float) -> Found:
+    def found(self, rows: float) -> ValidationMetrics:
         """Log-loss, accuracy, macro F1 and AUC, and precision, recall and F1 of each class.
 
         Macro F1 is the mean over the classes that occur or are predicted. AUC is that of the second
         class if there are two, else the mean over the classes that occur, each against the rest.
         """
         if not rows or float(self.vector[0]) != rows:
-            return Found()
+            return ValidationMetrics()
         values = self.vector.cpu()
         counts = values[2 : 2 + self._counts].reshape(-1, self.classes)
         confusion = None
@@ -129,7 +129,7 @@ class ClassSums:
             "log_loss": float(values[1]) / rows,
         }
         if confusion is None:
-            return Found(metrics)
+            return ValidationMetrics(metrics)
         auc, error = self._auc(values[2 + self._counts :])
         by_class: dict[str, Any] = {
             "rows": [int(one) for one in actual],
@@ -139,8 +139,8 @@ class ClassSums:
             "confusion": [[int(one) for one in row] for row in confusion],
         }
         if auc is None:
-            return Found(metrics, by_class)
-        return Found(metrics | {"auc": auc}, by_class | {"auc_error": error})
+            return ValidationMetrics(metrics, by_class)
+        return ValidationMetrics(metrics | {"auc": auc}, by_class | {"auc_error": error})
 
     def _auc(self, histograms: torch.Tensor) -> tuple[float | None, float]:
         """The AUC and its greatest error; None if no class has rows of both kinds.
@@ -182,16 +182,16 @@ class QuantitySums:
         self.vector[1] += targets.numel()
         self.vector[2:] += torch.stack(sums)
 
-    def found(self, rows: float) -> Found:
+    def found(self, rows: float) -> ValidationMetrics:
         """RMSE, MAE and R² over all values. R² is 0 for constant targets, or 1 without error."""
         counted, values, absolute, square, total, total_square = self.vector.tolist()
         if not values or counted != rows:
-            return Found()
+            return ValidationMetrics()
         spread = total_square - total**2 / values
         constant = spread <= 1e-14 * total_square
         r2 = (0.0 if square else 1.0) if constant else 1 - square / spread
         metrics = {"rmse": math.sqrt(square / values), "mae": absolute / values, "r2": r2}
-        return Found(metrics)
+        return ValidationMetrics(metrics)
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Collective, PeersLost
 from trainwright.tasks.train.rank.gradients import GradientSum
 from trainwright.tasks.train.rank.loss_scale import LossScale
-from trainwright.tasks.train.rank.metrics import Found, sums_of
+from trainwright.tasks.train.rank.metrics import ValidationMetrics, sums_of
 from trainwright.tasks.train.rank.replica import Replica
 from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
 from trainwright.tasks.train.request import TrainRequest
@@ -336,7 +336,7 @@ class Rank(Replica):
         self.fits = max(self.fits, self._batch_size)
 
     @torch.no_grad()
-    def validate(self) -> Found:
+    def validate(self) -> ValidationMetrics:
         """Loss and the task's metrics on the held-out rows, split over the ranks."""
         parts = shares(len(self.validation_rows), self.split)
         begin = sum(parts[: self.number])
@@ -361,10 +361,10 @@ class Rank(Replica):
         if self.classifies:
             metrics["accuracy"] = correct / count
         if sums is None:
-            return Found(metrics)
+            return ValidationMetrics(metrics)
         sums.vector = self.collective.sum_(sums.vector.cpu(), "metrics")
         found = sums.found(count)
-        return Found({**metrics, **found.metrics, **metrics}, found.by_class)
+        return ValidationMetrics({**metrics, **found.metrics, **metrics}, found.by_class)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
