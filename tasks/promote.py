@@ -20,7 +20,7 @@ from trainwright.tasks.runs.run import Run, now
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.job import Job, JobName, Promotion
-from trainwright.tasks.spec.metrics import better_is
+from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.store import verify
 
 _TRIES = 10

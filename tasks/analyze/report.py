@@ -6,7 +6,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.analyze.tables import by_class, table
+from trainwright.tasks.analyze.report_tables import by_class, table
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
 from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.runs.run import Run

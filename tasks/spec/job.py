@@ -25,7 +25,7 @@ from trainwright.tasks.spec.documents import (
     read_mapping,
     validated,
 )
-from trainwright.tasks.spec.metrics import SHARES, Metric, metrics_of
+from trainwright.tasks.spec.metric_names import SHARES, Metric, metrics_of
 
 Task = Literal[
     "image-classification",

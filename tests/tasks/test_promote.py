@@ -19,7 +19,7 @@ from trainwright.tasks.promote import (
     promote,
 )
 from trainwright.tasks.runs.alias import Alias, alias_key, find_alias
-from trainwright.tasks.spec.metrics import Metric, better_is
+from trainwright.tasks.spec.metric_names import Metric, better_is
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -24,7 +24,7 @@ from trainwright.tasks.runs.artefacts import (
     split_since,
 )
 from trainwright.tasks.spec.job import Target
-from trainwright.tasks.spec.metrics import better_is
+from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.spec.pool import Device, load_pool
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import files

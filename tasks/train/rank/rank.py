@@ -29,8 +29,8 @@ from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Collective, PeersLost
 from trainwright.tasks.train.rank.gradients import GradientSum
 from trainwright.tasks.train.rank.loss_scale import LossScale
-from trainwright.tasks.train.rank.metrics import ValidationMetrics, sums_of
 from trainwright.tasks.train.rank.replica import Replica
+from trainwright.tasks.train.rank.validation_metrics import ValidationMetrics, sums_of
 from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
 from trainwright.tasks.train.request import TrainRequest
 

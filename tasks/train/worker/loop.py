@@ -10,7 +10,7 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.spec.metrics import better_is
+from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.train.batch.batch_split import BatchSplit
 from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
 from trainwright.tasks.train.channel import Channel

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.tasks.spec.metrics import MOST_CLASSES, metrics_of
+from trainwright.tasks.spec.metric_names import MOST_CLASSES, metrics_of
 
 BINS = 4096
 """Bins of a class's scores, for its AUC."""

@@ -15,15 +15,21 @@ from sklearn import metrics as reference
 from training_case import request
 
 from trainwright.tasks.runs.artefacts import Result
-from trainwright.tasks.spec.metrics import metrics_of
+from trainwright.tasks.spec.metric_names import metrics_of
 from trainwright.tasks.train import train
-from trainwright.tasks.train.rank.metrics import ClassSums, Found, QuantitySums, Sums, sums_of
+from trainwright.tasks.train.rank.validation_metrics import (
+    ClassSums,
+    MetricSums,
+    QuantitySums,
+    ValidationMetrics,
+    sums_of,
+)
 
 CPU = torch.device("cpu")
 seeds = st.integers(0, 2**32 - 1)
 
 
-def merged(parts: list[Sums]) -> Sums:
+def merged(parts: list[MetricSums]) -> MetricSums:
     whole = parts[0]
     for one in parts[1:]:
         whole.vector = whole.vector + one.vector
@@ -35,8 +41,10 @@ def pieces(rows: int, cuts: list[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(places)]
 
 
-def classified(logits: torch.Tensor, targets: torch.Tensor, classes: int, cuts: list[int]) -> Found:
-    parts: list[Sums] = []
+def classified(
+    logits: torch.Tensor, targets: torch.Tensor, classes: int, cuts: list[int]
+) -> ValidationMetrics:
+    parts: list[MetricSums] = []
     for piece in pieces(len(targets), cuts):
         parts.append(ClassSums(classes))
         parts[-1].add(logits[piece], targets[piece])
@@ -138,7 +146,7 @@ def test_metrics_of_quantities_are_those_of_scikit_learn(
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randn(rows, width, generator=generator, dtype=torch.float64) + offset
     outputs = targets + torch.randn(rows, width, generator=generator, dtype=torch.float64)
-    parts: list[Sums] = []
+    parts: list[MetricSums] = []
     for piece in pieces(rows, cuts):
         parts.append(QuantitySums(float(targets[0, 0])))
         parts[-1].add(outputs[piece], targets[piece])
@@ -165,12 +173,12 @@ def test_r2_of_constant_targets_is_one_without_error_else_zero(off: float, r2: f
 def test_outputs_without_metrics_have_none() -> None:
     logits, targets = drawn(1, 8, 3, 1.0)
     for wrong in ({"logits": logits}, logits[:, :1], logits[:, None, :], targets):
-        sums: Sums = ClassSums(3)
+        sums: MetricSums = ClassSums(3)
         sums.add(wrong, targets)
-        assert sums.found(8) == Found()
+        assert sums.found(8) == ValidationMetrics()
     sums = QuantitySums(0.0)
     sums.add(torch.zeros(8, 3), torch.zeros(8))
-    assert sums.found(8) == Found()
+    assert sums.found(8) == ValidationMetrics()
     assert sums_of("custom", 0, 0.0, CPU) is None
     assert metrics_of("custom") == ("loss",)
 
