@@ -68,7 +68,9 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     if not request["may_measure"]:
         _need_nothing_measured(usable(pool, job), calibrations)
     schema = DataSchema.model_validate(request["schema"])
-    require_metrics(job, "request", schema.task, len(schema.classes or ()) or None)
+    # From `rows` alone, the kind of task is not known.
+    task = schema.task if schema.task != "custom" else job.data.task
+    require_metrics(job, "request", task, len(schema.classes or ()) or None)
     structure = Structure.model_validate(request["structure"])
     return plan_structure(
         job, pool, schema, structure, Settings.from_environment(), calibrations
