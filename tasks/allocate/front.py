@@ -18,7 +18,7 @@ _DURATIONS = 4
 _MAX_NODES = 20
 _RESOLUTION = 0.01
 """A point is searched for only if it is better by this share than those known."""
-NO_LIMITS = Limits()
+_NO_LIMITS = Limits()
 
 
 def explored(
@@ -32,7 +32,7 @@ def explored(
     goals: list[Goal] = [goal for goal in ("energy", "cost") if result.value(goal) < math.inf]
     request = replace(problem.request(result.batch), max_nodes=_MAX_NODES)
 
-    def search(goal: Goal, limits: Limits = NO_LIMITS) -> Configuration:
+    def search(goal: Goal, limits: Limits = _NO_LIMITS) -> Configuration:
         """The best known configuration, after a search for one that is clearly better."""
         within = [one for one in known if one.excess(limits) <= 0]
         least = min((one.value(goal) for one in within), default=math.inf)
@@ -51,7 +51,7 @@ def explored(
             continue
         for place in range(_DURATIONS):
             search(goal, Limits(first * (last / first) ** (place / _DURATIONS)))
-    return [one for one in known if one.excess(NO_LIMITS) <= 0]
+    return [one for one in known if one.excess(_NO_LIMITS) <= 0]
 
 
 def front(
