@@ -55,7 +55,7 @@ def infeasible(problem: PlanningProblem) -> Infeasible:
     else:
         tried = len({device.variant for device in problem.devices})
         of = f"the first {_MAX_KINDS} kinds" if tried > _MAX_KINDS else "any kind"
-        why.sentences.append(f"no nearer limit was found with one more device of {of} in the pool")
+        why.sentences.append(f"one more device of {of} in the pool: no nearer limit was found")
     confidence = problem.job.objective.confidence
     return Infeasible(
         f"no feasible plan: {'; '.join(why.sentences)} (at confidence {confidence:g}; {why.shape})",

@@ -144,7 +144,7 @@ def test_one_more_device_is_suggested_only_if_it_helps() -> None:
             )
         found = caught.value.details["one_more"]
         assert ("with one more" in str(caught.value)) == bool(found) == (not limits)
-        helpless = "no nearer limit was found with one more device of any kind in the pool"
+        helpless = "one more device of any kind in the pool: no nearer limit was found"
         assert (helpless in str(caught.value)) == (not found)
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
 
