@@ -56,6 +56,19 @@ class Status(Artefact):
     error: dict[str, Any] | None = None
 
 
+class Column(Value):
+    """A column of the data that a model gets, or an input made of several of them."""
+
+    name: str
+    kind: Literal["number", "category", "text", "image", "time", "series"]
+    missing: int = Field(default=0, description="rows without a value")
+    vocabulary: int = Field(
+        default=0,
+        description="number of codes of a category, with code 0 for missing and unknown values; "
+        "0 for other kinds",
+    )
+
+
 class DataSchema(Value):
     """The data as a model sees it. Shapes are of one sample, without the batch dimension."""
 
@@ -73,6 +86,9 @@ class DataSchema(Value):
         default=None, description="labels in the order of their numbers"
     )
     sha256: str = Field(description="digest of the content; a change of the data changes it")
+    columns: list[Column] = Field(
+        default_factory=list, description="the columns of the inputs, in their order"
+    )
 
 
 class Expectation(Value):

@@ -32,7 +32,7 @@ MOST_COUNTED = 100_000
 
 def profile(batches: Iterable[Any], target: str, *, classes: bool) -> DataProfile:
     """The profile of pyarrow record batches with one schema. `classes`: the target has classes."""
-    columns: dict[str, _Column] = {}
+    columns: dict[str, _ColumnCounts] = {}
     rows = 0
     for batch in batches:
         rows += batch.num_rows
@@ -46,18 +46,18 @@ def profile(batches: Iterable[Any], target: str, *, classes: bool) -> DataProfil
     )
 
 
-def _new_column(kind: Any, as_classes: bool) -> _Column:
+def _new_column(kind: Any, as_classes: bool) -> _ColumnCounts:
     import pyarrow as pa
 
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if numeric and not as_classes:
         return _NumberColumn()
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return _ValueColumn() if numeric or text or pa.types.is_boolean(kind) else _Column()
+    return _ValueColumn() if numeric or text or pa.types.is_boolean(kind) else _ColumnCounts()
 
 
 @dataclass
-class _Column:
+class _ColumnCounts:
     """Counts rows without a value only."""
 
     rows: int = 0
@@ -72,7 +72,7 @@ class _Column:
 
 
 @dataclass
-class _NumberColumn(_Column):
+class _NumberColumn(_ColumnCounts):
     bins: Bins | None = None
     mean: float = 0.0
     squares: float = 0.0
@@ -113,7 +113,7 @@ class _NumberColumn(_Column):
 
 
 @dataclass
-class _ValueColumn(_Column):
+class _ValueColumn(_ColumnCounts):
     counts: Counter[str] = field(default_factory=Counter)
     rest: int = 0
 
