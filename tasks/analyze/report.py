@@ -12,7 +12,7 @@ from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
 from trainwright.tasks.units import amount, seconds, size
-from trainwright.tasks.validate.drift import drift_line
+from trainwright.tasks.validate.drift.compare_profiles import drift_line
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,6 +1,6 @@
 """The profile of a data set, and its comparison with another: parts of validation.json.
 
-`tasks.validate.profile` makes the first, `tasks.validate.drift` the second.
+`tasks.validate.drift.profile` makes the first, `tasks.validate.drift.compare_profiles` the second.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.runs.artefacts import Expectation, Validation
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.validate.drift import drift_line
+from trainwright.tasks.validate.drift.compare_profiles import drift_line
 
 _PASSED_ON = (
     "PATH",

@@ -25,7 +25,7 @@ from trainwright.tasks.data.sources import read
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Expectation, Validation
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.validate.source_profile import source_profile
+from trainwright.tasks.validate.drift.source_profile import source_profile
 from trainwright.tasks.validate.suite import Config, infer_suite, make_frame
 
 SuiteSource = Literal["given", "kept", "inferred"]

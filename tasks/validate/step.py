@@ -24,7 +24,7 @@ def work(context: RunContext) -> Reference:
     from trainwright.tasks.data import dataset
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import failure_line, validate
-    from trainwright.tasks.validate.reference_profile import find_reference, with_drift
+    from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
 
     run, job = context.run, context.run.job()
     data = localized(job.data, context.settings)
@@ -112,7 +112,7 @@ def validate_job(job: Job, settings: Settings) -> Validation:
     """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
-    from trainwright.tasks.validate.reference_profile import find_reference, with_drift
+    from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
 
     suite, reference = None, None
     try:
@@ -132,7 +132,7 @@ def validate_data(data: dict[str, Any], settings: Settings) -> Reference:
     """
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import failure_line, validate
-    from trainwright.tasks.validate.reference_profile import named_reference, with_drift
+    from trainwright.tasks.validate.drift.reference_profile import named_reference, with_drift
 
     spec = localized(validated(DataSpec, data, "data"), settings)
     compared = spec.reference is not None and spec.drift != "off"

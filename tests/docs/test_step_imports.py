@@ -31,7 +31,7 @@ DECLARED: dict[str, set[str]] = {
     },
     "store": {"estimate.finished_runs", "train.checkpoint.fence", "train.checkpoint.files"},
     "promote": {"store"},
-    "analyze": {"search_lr.plot", "store", "validate.drift"},
+    "analyze": {"search_lr.plot", "store", "validate.drift.compare_profiles"},
 }
 
 

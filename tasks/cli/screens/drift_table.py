@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.tasks.cli.screens import console
 from trainwright.tasks.runs.data_profile import Drift
-from trainwright.tasks.validate.drift import WORDS
+from trainwright.tasks.validate.drift.compare_profiles import WORDS
 
 
 def show_drift(drift: Drift | None) -> None:

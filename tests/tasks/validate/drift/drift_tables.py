@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainwright.tasks.runs.data_profile import ColumnDrift, DataProfile
-from trainwright.tasks.validate.drift import compare
-from trainwright.tasks.validate.profile import profile
-from trainwright.tasks.validate.random_halves import with_noise
+from trainwright.tasks.validate.drift.compare_profiles import compare
+from trainwright.tasks.validate.drift.profile import profile
+from trainwright.tasks.validate.drift.random_halves import with_noise
 
 SHARES = np.array([0.01, 0.02, 0.07, 0.1, 0.2, 0.25, 0.35])
 

@@ -14,7 +14,7 @@ from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec, Job, Promotion
 from trainwright.tasks.storage.connect import open_store
-from trainwright.tasks.validate.drift import compare, drift_line
+from trainwright.tasks.validate.drift.compare_profiles import compare, drift_line
 
 _MOST_RUNS = 20
 """How many of a job's newest runs are searched; those of earlier versions have no profile."""

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.runs.data_profile import DataProfile
-from trainwright.tasks.validate.profile import BATCH_ROWS, profile
-from trainwright.tasks.validate.random_halves import with_noise
+from trainwright.tasks.validate.drift.profile import BATCH_ROWS, profile
+from trainwright.tasks.validate.drift.random_halves import with_noise
 
 
 def source_profile(raw: Raw, frame: pd.DataFrame, target: str, task: str) -> DataProfile:

@@ -6,7 +6,7 @@ of its numbers. The result is the same for every division of the rows into batch
 profiles can be brought to the same bins. Other values are counted by value; a column with more
 than 100,000 different ones keeps the most frequent.
 
-`random_halves` adds the noise of each statistic. `drift` compares two profiles.
+`random_halves` adds the noise of each statistic. `compare_profiles` compares two profiles.
 """
 
 from __future__ import annotations

@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.tasks.runs.data_profile import ColumnProfile, DataProfile
-from trainwright.tasks.validate.drift import compare, drift_line
-from trainwright.tasks.validate.effect_sizes import common_counts, count_statistics, mean_shift
-from trainwright.tasks.validate.profile import MOST_BINS, profile
+from trainwright.tasks.validate.drift.compare_profiles import compare, drift_line
+from trainwright.tasks.validate.drift.effect_sizes import (
+    common_counts,
+    count_statistics,
+    mean_shift,
+)
+from trainwright.tasks.validate.drift.profile import MOST_BINS, profile
 
 NUMBERS = st.lists(st.floats(allow_nan=True, allow_infinity=True) | st.none(), max_size=60)
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "ü", ""]) | st.none(), max_size=60)
