@@ -1,4 +1,4 @@
-"""A model's source: defines `build_model`, and optionally `example_batch` and `loss`.
+"""A model's source: defines `build_model`, and optionally the other functions of ModelDefinition.
 
 `snapshot` reads the whole source, `load` imports it from a folder. Loading runs the user's code and
 needs torch, so do it in a separate process.
@@ -39,11 +39,23 @@ class BatchSpec(BaseModel):
 
 @dataclass(frozen=True)
 class ModelDefinition:
-    """The definitions of a model's source. `loss` is None if the job's task determines the loss."""
+    """The functions of a model's source.
+
+    loss(outputs, targets)
+        None if the job's task determines the loss.
+    adapt(model, inputs, targets, names)
+        Sets buffers and initial parameters from up to 16,384 training rows, without gradients.
+        `names`: for each category column its values in the order of their codes, which begin at 1,
+        and for the target the names of the classes.
+    predict(model, rows)
+        Raw rows by column to predictions by name: `prediction`, and `probability` for classes.
+    """
 
     build_model: Callable[..., Any]
     example_batch: Callable[[int], Any] | None
     loss: Callable[[Any, Any], Any] | None
+    adapt: Callable[[Any, Any, Any, dict[str, list[str]]], None] | None = None
+    predict: Callable[[Any, dict[str, list[Any]]], dict[str, list[Any]]] | None = None
 
 
 def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
@@ -126,9 +138,8 @@ def load(folder: Path, entry: str) -> ModelDefinition:
         raise BadInput(
             f"model.source: {entry} defines no function build_model(**config) -> torch.nn.Module"
         )
-    return ModelDefinition(
-        build, getattr(module, "example_batch", None), getattr(module, "loss", None)
-    )
+    optional = ("example_batch", "loss", "adapt", "predict")
+    return ModelDefinition(build, **{name: getattr(module, name, None) for name in optional})
 
 
 def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Module:

@@ -11,6 +11,7 @@ from doc_pages import ROOT
 TASKS = ROOT / "tasks"
 DECLARED: dict[str, set[str]] = {
     "validate": set(),
+    "recommend": set(),
     "extract": set(),
     "estimate": set(),
     "allocate": {

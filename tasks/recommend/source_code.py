@@ -1,0 +1,196 @@
+"""What all generated model sources have in common: header, literals, and how a file is written.
+
+A generated source is formatted as `ruff format` would at 100 columns, and the same for the same
+arguments. Names of columns are the only foreign text in its code, as literals that can't end early;
+the header shows foreign text with all but plain characters replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template as Placeholders
+
+from trainwright.tasks.errors import BadInput
+
+WIDTH = 100
+MOST_LINES = 200
+FILE = "model.py"
+"""The name of a generated file in its folder."""
+_WRAPPED_LINES = 12
+"""A list of names with more lines of text is written as one long line."""
+_HEADER_CHARACTERS = 300
+_PLAIN = re.compile(
+    r"[\u00c0-\u024f\u0391-\u03a1\u03a3-\u03ce\u0400-\u0481\u048a-\u052f"
+    r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
+)
+"""Letters that literals and headers show as they are, besides printable ASCII."""
+_DIGEST = re.compile(r"^Digest: ([0-9a-f]{64})\.", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a generated file says of its origin: one sentence or line for each field."""
+
+    data: str
+    """rows and columns of the data, and the SHA-256 of its content"""
+    why: str
+    """why this model"""
+    command: str
+    """the command that made the file"""
+
+
+def finished(
+    code: str, facts: Mapping[str, bool], values: Mapping[str, str], title: str, header: Header
+) -> str:
+    """The source of a file: `code` of a template after a header with `title` as its first line.
+
+    Lines between `#? name` and `#?` stay only if that fact is true, lines after `#? !name` only if
+    it is false; several must all hold. `$name` stands for a value; values are not searched for
+    further ones.
+    """
+    body = Placeholders(_chosen(code.strip("\n"), facts)).substitute(values)
+    said = [f"Data: {header.data}", f"Why: {header.why}", f"Made by: {header.command}"]
+    wrapped = [line for text in said for line in _wrapped(text)]
+    top = '"""' + "\n".join([shown(title), "", *wrapped]) + "\n"
+    bottom = f'"""\n\n{body}\n'
+    digest = hashlib.sha256((top + bottom).encode()).hexdigest()
+    return f"{top}Digest: {digest}. Once edited, it is kept.\n{bottom}"
+
+
+def _chosen(code: str, facts: Mapping[str, bool]) -> str:
+    lines, keep = [], True
+    for line in code.split("\n"):
+        if line.lstrip().startswith("#?"):
+            conditions = line.lstrip().removeprefix("#?").split()
+            keep = all(facts[one.lstrip("!")] is not one.startswith("!") for one in conditions)
+        elif keep:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def is_as_generated(text: str) -> bool:
+    """Whether a text is a generated source that nobody has edited."""
+    found = _DIGEST.search(text)
+    if found is None:
+        return False
+    without = text[: found.start()] + text[text.index("\n", found.start()) + 1 :]
+    return hashlib.sha256(without.encode()).hexdigest() == found[1]
+
+
+def write_source(folder: Path, text: str) -> Path:
+    """Write a generated source to a folder. Returns its path.
+
+    Raises BadInput if the file there was edited, or is not a generated one.
+    """
+    path = folder / FILE
+    if path.exists():
+        try:
+            there = path.read_bytes().decode()
+        except (OSError, UnicodeDecodeError):
+            there = ""
+        if there == text:
+            return path
+        if not is_as_generated(there):
+            raise BadInput(
+                f"{path}: was edited, and edited files are never overwritten; name it in the job "
+                "as model.source, move it away, or choose another folder"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+    return path
+
+
+def texts_literal(name: str, values: Sequence[str]) -> str:
+    """The assignment of a list of any texts to a name: of one line, wrapped, or one long line.
+
+    Texts with quotes, backslashes or unusual characters are written as JSON with escapes.
+    """
+    line = f"{name}: list[str] = [" + ", ".join(f'"{value}"' for value in values) + "]"
+    if all(map(_is_plain, values)) and _columns(line) <= WIDTH:
+        return line
+    return _json_literal(f"{name}: list[str]", [_json_text(value) for value in values], "r'", "'")
+
+
+def numbers_literal(name: str, values: Sequence[int]) -> str:
+    """The assignment of a list of whole numbers to a name, as `texts_literal`."""
+    line = f"{name}: list[int] = {list(values)}"
+    if _columns(line) <= WIDTH:
+        return line
+    return _json_literal(f"{name}: list[int]", list(map(str, values)), '"', '"')
+
+
+def _json_literal(start: str, texts: Sequence[str], opened: str, closed: str) -> str:
+    line = f"{start} = json.loads({opened}[{', '.join(texts)}]{closed})"
+    if _columns(line) <= WIDTH:
+        return line
+    pieces = [*(f"{text}, " for text in texts[:-1]), f"{texts[-1]}]"]
+    pieces[0] = f"[{pieces[0]}"
+    most = WIDTH - len(f"    {opened}{closed}")
+    lines = list(_filled(pieces, most))
+    if len(lines) <= _WRAPPED_LINES and all(_columns(one) <= most for one in lines):
+        inner = "\n".join(f"    {opened}{one}{closed}" for one in lines)
+    else:
+        inner = f"    {opened}{''.join(pieces)}{closed}  # noqa: E501"
+    return f"{start} = json.loads(\n{inner}\n)"
+
+
+def text_literal(value: str) -> str:
+    """A Python expression for a text, which needs `json` if the text is unusual."""
+    return f'"{value}"' if _is_plain(value) else f"json.loads(r'{_json_text(value)}')"
+
+
+def shown(text: str, most: int = _HEADER_CHARACTERS) -> str:
+    """A text for people in a docstring: one line, plain characters only, cut if long."""
+    words = " ".join(text.split())
+    words = words if len(words) <= most else f"{words[: most - 1]}…"
+    known = "…–—×·±≤≥→%€²³°"
+    return "".join(one if one in known or _is_plain(one) else "?" for one in words)
+
+
+def class_bytes(classes: Iterable[str]) -> int:
+    """The size of the buffer that holds the names of the classes as JSON."""
+    return len(json.dumps(list(classes)).encode())
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(shown(text), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _is_plain(value: str) -> bool:
+    return '"' not in value and "\\" not in value and _escaped(value) == value
+
+
+def _json_text(value: str) -> str:
+    """JSON for one text that can stand in r'…': no apostrophe, no control character."""
+    escapes = json.dumps(value, ensure_ascii=False).replace("'", "\\u0027")
+    return _escaped(escapes)
+
+
+def _escaped(value: str) -> str:
+    """The text with JSON's escapes for all characters that are not plain."""
+    return "".join(
+        one if " " <= one <= "~" or _PLAIN.fullmatch(one) else json.dumps(one)[1:-1]
+        for one in value
+    )
+
+
+def _columns(text: str) -> int:
+    return len(text) + sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+
+
+def _filled(pieces: Iterable[str], width: int) -> Iterable[str]:
+    """Pieces joined to lines of at most this width; a longer piece is a line of its own."""
+    line = ""
+    for piece in pieces:
+        if line and _columns(line + piece) > width:
+            yield line
+            line = ""
+        line += piece
+    yield line
