@@ -42,6 +42,7 @@ def work(context: RunContext) -> Reference:
             batch_spec=batch_spec(run.data()),
             optimizer=job.train.optimizer,
             precision=job.train.precision,
+            label_smoothing=job.train.label_smoothing,
         )
         run.write(structure)
     return {
@@ -78,6 +79,7 @@ def extract_model(
     optimizer: Optimizer | None = None,
     precision: str = "fp32",
     accumulation: int = 1,
+    label_smoothing: float = 0.0,
 ) -> Structure:
     """The structure of a model's source. Without `spec`, the source must define `example_batch`."""
     if isinstance(model, str):
@@ -100,6 +102,7 @@ def extract_model(
             optimizer=optimizer or Optimizer(),
             precision=precision,
             accumulation=accumulation,
+            label_smoothing=label_smoothing,
         )
 
 
@@ -114,6 +117,7 @@ def extract(
     optimizer: Optimizer | None = None,
     precision: str = "fp32",
     accumulation: int = 1,
+    label_smoothing: float = 0.0,
 ) -> Structure:
     """The structure of one training step of a model.
 
@@ -128,6 +132,7 @@ def extract(
         optimizer=optimizer or Optimizer(),
         precision=precision,
         accumulation=accumulation,
+        label_smoothing=label_smoothing,
     )
     try:
         outcome = call(TRACER, request, limits, readable=[source_folder])

@@ -79,10 +79,9 @@ def save_model(run: Run) -> dict[str, str]:
     """
     result, plan, job = run.read(Result), run.read(Plan), run.job()
     states = checkpoint.list_states(run.objects)
-    if not states:
+    chosen = checkpoint.stored_of(states, job.train.checkpoint)
+    if chosen is None:
         raise CorruptArtefact(f"{run.uri}/checkpoints: no complete checkpoint")
-    best = [state for state in states if state.best]
-    chosen = best[-1] if best and job.train.checkpoint.keep_best else states[-1]
     weights = checkpoint.whole_model(run.objects, chosen)
     model = run.model()
     validation = run.read(Validation)

@@ -41,6 +41,9 @@ def summary(run: Run) -> dict[str, Any]:
         "global_batch_size": plan.global_batch_size if plan else None,
         "target": target.model_dump(mode="json") if target else None,
         "target_reached": result.target_reached if result else None,
+        "early_stopped": result.early_stopped.model_dump(mode="json")
+        if result and result.early_stopped
+        else None,
         "split_events": [event.model_dump(mode="json") for event in result.split_events]
         if result
         else [],

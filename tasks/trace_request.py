@@ -38,6 +38,7 @@ def trace_request(
     optimizer: Optimizer,
     precision: str,
     accumulation: int,
+    label_smoothing: float = 0.0,
 ) -> dict[str, Any]:
     """The request for the structure of a model whose source lies in a folder."""
     return {
@@ -49,6 +50,7 @@ def trace_request(
         "optimizer": optimizer.model_dump(),
         "precision": precision,
         "accumulation": accumulation,
+        "label_smoothing": label_smoothing,
     }
 
 

@@ -6,6 +6,7 @@ needs torch, so do it in a separate process.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -175,13 +176,25 @@ def _arguments(config: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in config.items())
 
 
-def loss_function(definition: ModelDefinition, task: str) -> Callable[[Any, Any], torch.Tensor]:
-    """The source's loss, or the task's: cross-entropy for classes, squared error for numbers."""
+def loss_function(
+    definition: ModelDefinition, task: str, label_smoothing: float = 0.0
+) -> Callable[[Any, Any], torch.Tensor]:
+    """The source's loss, or the task's: cross-entropy for classes, squared error for numbers.
+
+    Raises BadInput for a smoothing of labels unless the loss is the task's cross-entropy.
+    """
     import torch
 
+    if label_smoothing and (definition.loss is not None or not task.endswith("classification")):
+        why = "the model's source has its own loss" if definition.loss else f"{task} has no classes"
+        raise BadInput(f"train.label_smoothing: got {label_smoothing:g}; allowed: 0, as {why}")
     if definition.loss is not None:
         return definition.loss
     if task.endswith("classification"):
+        if label_smoothing:
+            return functools.partial(
+                torch.nn.functional.cross_entropy, label_smoothing=label_smoothing
+            )
         return torch.nn.functional.cross_entropy
     if task in ("tabular-regression", "forecasting"):
         return lambda outputs, targets: torch.nn.functional.mse_loss(

@@ -247,6 +247,7 @@ def answer(request: dict[str, Any]) -> str:
             request["optimizer"],
             request["precision"],
             request["accumulation"],
+            request["label_smoothing"],
         )
         return trace(what, request["batch_size"]).model_dump_json()
     except TrainwrightError as error:

@@ -36,6 +36,7 @@ class TrainingStepSpec:
     optimizer: dict[str, Any]
     precision: Precision = "fp32"
     accumulation: int = 1
+    label_smoothing: float = 0.0
 
 
 @dataclass
@@ -65,7 +66,7 @@ class TrainingStep:
     ) -> None:
         before = recorder.live_bytes if recorder else 0.0
         task = self.what.spec.task if self.what.spec else "image-classification"
-        loss_of = model_source.loss_function(self.what.definition, task)
+        loss_of = model_source.loss_function(self.what.definition, task, self.what.label_smoothing)
         with autocast(self.what.precision):
             if recorder is not None:
                 recorder.graph_begins()
@@ -207,8 +208,22 @@ def _input_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return dtype if name.startswith("float") else torch.int64
 
 
-def _optimizer(parameters: list[torch.nn.Parameter], spec: dict[str, Any]) -> torch.optim.Optimizer:
+def decay_groups(parameters: list[Any], exclude: str) -> list[Any]:
+    """The parameters as an optimizer takes them, as one group or two.
+
+    With `vectors`, those of fewer than two dimensions are the second group, without weight decay.
+    """
+    if exclude == "none":
+        return parameters
+    vectors = [one for one in parameters if one.ndim < 2]
+    others = [one for one in parameters if one.ndim >= 2]
+    groups = ({"params": others}, {"params": vectors, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]]
+
+
+def _optimizer(parameters: list[Any], spec: dict[str, Any]) -> torch.optim.Optimizer:
     name, decay = spec.get("name", "adamw"), spec.get("weight_decay", 0.0)
+    parameters = decay_groups(parameters, spec.get("decay_exclude", "none"))
     if name in ("sgd", "momentum"):
         momentum = spec.get("momentum", 0.9) if name == "momentum" else 0.0
         return torch.optim.SGD(parameters, lr=1e-3, momentum=momentum, weight_decay=decay)

@@ -73,6 +73,7 @@ def predicted(
         spec=batch_spec(schema),
         optimizer=job.train.optimizer,
         precision=job.train.precision,
+        label_smoothing=job.train.label_smoothing,
     )
     return pool, _estimated(job, pool, structure, settings, calibrations), schema
 

@@ -204,8 +204,12 @@ def predicted_and_measured(
             ("energy", "J", predicted.energy_j, result.measured.energy_j),
             ("cost", "", predicted.cost, result.measured.cost),
         ):
-            if guess is not None:
-                rows.append(_compared(name, unit, guess.median, guess.low, guess.high, seen))
+            if guess is None:
+                continue
+            row = _compared(name, unit, guess.median, guess.low, guess.high, seen)
+            if result.early_stopped is not None and name != "step time":  # predicted for all epochs
+                row |= {"error": None, "inside": None}
+            rows.append(row)
     for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
         curve = estimate.find(planned) if estimate else None
         if curve is not None:  # the devices of a replayed plan may not be in the estimate
@@ -295,7 +299,7 @@ def _outcome(run: Run) -> dict[str, Any]:
             "devices": len(result.devices),
             "duration_error": (
                 predicted.duration_s.median / measured.duration_s - 1
-                if predicted and measured.duration_s
+                if predicted and measured.duration_s and result.early_stopped is None
                 else float("nan")
             ),
         }

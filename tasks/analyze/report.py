@@ -6,7 +6,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.analyze.report_tables import by_class, table
+from trainwright.tasks.analyze.report_tables import by_class, early_stop, table
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
 from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.runs.run import Run
@@ -74,7 +74,7 @@ def page(
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),
         "<h2>Predicted and measured</h2>" + _predicted(report) + chart.get("predicted", ""),
-        "<h2>Learning</h2>" + chart.get("epochs", ""),
+        "<h2>Learning</h2>" + early_stop(result.early_stopped) + chart.get("epochs", ""),
         by_class(result.by_class) if result.by_class is not None else "",
         "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
         _learning_rate(search, chart.get("ramp", "")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from trainwright.tasks.runs.artefacts import ClassMetrics
+from trainwright.tasks.runs.artefacts import ClassMetrics, EarlyStop
 
 
 def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
@@ -21,8 +21,13 @@ def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
     return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
+def early_stop(found: EarlyStop | None) -> str:
+    """The reason for an early stop; empty without one."""
+    return f"<p>Training {escape(found.reason)}.</p>" if found is not None else ""
+
+
 def by_class(found: ClassMetrics) -> str:
-    """Precision, recall and F1 of each class, and the confusion matrix."""
+    """Precision, recall and F1 of each class, and which classes were confused."""
     rows = [
         [escape(name), *(f"{value:.4f}" for value in values), f"{count:,}"]
         for name, *values, count in zip(
@@ -30,7 +35,15 @@ def by_class(found: ClassMetrics) -> str:
         )
     ]
     columns = ["class", "precision", "recall", "F1", "validation rows"]
-    return "<h2>Classes</h2>" + table(columns, rows, {1, 2, 3, 4}) + _confusion(found)
+    confused = _confusion(found) if found.confusion else _pairs(found)
+    return "<h2>Classes</h2>" + table(columns, rows, {1, 2, 3, 4}) + confused
+
+
+def _pairs(found: ClassMetrics) -> str:
+    """The most frequent confusions, if there are too many classes for a matrix."""
+    rows = [[escape(one.actual), escape(one.predicted), f"{one.rows:,}"] for one in found.confused]
+    head = f"<p>The {len(rows)} most frequent confusions:</p>"
+    return head + table(["true class", "predicted", "rows"], rows, {2}) if rows else ""
 
 
 def _confusion(found: ClassMetrics) -> str:

@@ -492,6 +492,14 @@ class Measured(Value):
     cost: float | None
 
 
+class Confusion(Value):
+    """Validation rows of one class that were predicted as another."""
+
+    actual: str
+    predicted: str
+    rows: int
+
+
 class ClassMetrics(Value):
     """A classification's validation by class; lists are in the order of `names`."""
 
@@ -500,10 +508,25 @@ class ClassMetrics(Value):
     precision: list[float]
     recall: list[float]
     f1: list[float]
-    confusion: list[list[int]] = Field(description="rows by true class, then by predicted class")
+    confusion: list[list[int]] = Field(
+        description="rows by true class, then by predicted class; empty for more than 30 classes"
+    )
+    confused: list[Confusion] = Field(
+        default_factory=list, description="the 20 most frequent confusions, most rows first"
+    )
     auc_error: float | None = Field(
         default=None, description="greatest error of the metric `auc`, which is made from bins"
     )
+
+
+class EarlyStop(Value):
+    """Why a training ended before its last epoch."""
+
+    epochs: int = Field(description="trained epochs")
+    metric: str = Field(description="the validation metric that did not improve")
+    best: float | None
+    best_epoch: int = Field(description="the epoch, from 1, after which it was the best")
+    reason: str
 
 
 class Checkpoint(Value):
@@ -520,9 +543,19 @@ class Result(Artefact):
 
     FILE: ClassVar[str] = "result.json"
     state: RunState
-    metrics: dict[str, float]
+    metrics: dict[str, float] = Field(
+        description="validation of the model that the step `store` stores"
+    )
+    model_step: int | None = Field(
+        default=None,
+        description="the checkpoint of that model, the best or the last; None: metrics are the "
+        "last ones (earlier version)",
+    )
     by_class: ClassMetrics | None = Field(
-        default=None, description="figures by class of the last validation, up to 100 classes"
+        default=None, description="figures by class of that validation, up to 100 classes"
+    )
+    early_stopped: EarlyStop | None = Field(
+        default=None, description="if `train.early_stopping` ended the training"
     )
     target_reached: bool | None
     predicted: Prediction | None

@@ -108,6 +108,11 @@ class Optimizer(Document):
         default=(0.9, 0.999),
         description="for adam and adamw: decay of the means of gradients and of their squares",
     )
+    decay_exclude: Literal["none", "vectors"] = Field(
+        default="none",
+        description="parameters without weight decay; vectors: those of fewer than two "
+        "dimensions, such as biases and the weights of norms",
+    )
 
     @field_validator("betas")
     @classmethod
@@ -127,7 +132,9 @@ class CheckpointPolicy(Document):
         default=3, ge=1, le=_MOST_STEPS, description="how many of the newest are kept"
     )
     keep_best: bool = Field(
-        default=True, description="also keep the one with the best validation metric"
+        default=True,
+        description="also keep the one with the best validation metric, which becomes the stored "
+        "model; false: the last one does",
     )
     keep_every: int | None = Field(
         default=None,
@@ -172,10 +179,23 @@ class Target(Document):
     metric: Metric = Field(
         default="accuracy",
         description="measured on the validation rows; accuracy, f1, auc or log_loss of classes, "
-        "rmse, mae or r2 of numbers, or the loss",
+        "rmse, mae or r2 of numbers, mase of forecasts, or the loss",
     )
     value: float = Field(
         description="the value to reach; for accuracy, f1 and auc a share: 0.97 for 97 %"
+    )
+
+
+class EarlyStopping(Document):
+    """When training ends before its last epoch. Every epoch ends with an evaluation."""
+
+    patience: int = Field(
+        ge=1, le=100_000, description="evaluations in a row without a better metric"
+    )
+    metric: Metric | None = Field(
+        default=None,
+        description="measured on the validation rows; also chooses the best checkpoint; default: "
+        "train.target's, else accuracy of classes, else the loss",
     )
 
 
@@ -214,6 +234,18 @@ class TrainSpec(Document):
         description="share of the run in which the rate rises from a tenth; 0: none",
     )
     clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
+    label_smoothing: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of each label that is spread over all classes while training; for the "
+        "task's own cross-entropy only; validation's loss is without it",
+    )
+    early_stopping: EarlyStopping | None = Field(
+        default=None,
+        description="end when a validation metric stops improving; the schedule stays that of all "
+        "epochs",
+    )
     precision: Literal["fp32", "fp64", "bf16", "amp"] = Field(
         default="fp32",
         description="precision of parameters and arithmetic; amp: parameters in fp32, arithmetic "
@@ -440,14 +472,16 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
 def require_metrics(
     job: Job, name: str, task: Task | None = None, classes: int | None = None
 ) -> None:
-    """Raise BadInput if the job names a metric that its task lacks, or a target that is no share.
+    """Raise BadInput if the task lacks a metric of the job or classes to smooth, or for no share.
 
     `task` and `classes` are those of the data, if known; else the job's task counts, if given. Not
     a validator of the class: jobs stored by earlier versions may hold such values.
     """
     target, promotion, task = job.train.target, job.promotion, task or job.data.task
+    stopping, smoothing = job.train.early_stopping, job.train.label_smoothing
     named = {
         "train.target.metric": target and target.metric,
+        "train.early_stopping.metric": stopping and stopping.metric,
         "promotion.only_if_better": promotion and promotion.only_if_better,
     }
     for field, metric in named.items():
@@ -455,6 +489,11 @@ def require_metrics(
             raise BadInput(
                 f"{name}: {field}: got {metric!r}; allowed for {task}: {', '.join(known)}"
             )
+    if smoothing and task and not task.endswith("classification"):
+        raise BadInput(
+            f"{name}: train.label_smoothing: got {smoothing:g}; allowed for {task}: 0, as it has "
+            "no classes"
+        )
     if target is not None and target.metric in SHARES and not 0 < target.value <= 1:
         raise BadInput(
             f"{name}: train.target.value: got {target.value:g}; "

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-Metric = Literal["accuracy", "loss", "f1", "auc", "log_loss", "rmse", "mae", "r2"]
+Metric = Literal["accuracy", "loss", "f1", "auc", "log_loss", "rmse", "mae", "r2", "mase"]
 MOST_CLASSES = 100
 """With more classes there is no AUC and no table by class."""
+MOST_IN_MATRIX = 30
+"""With more classes, the most frequent confusions replace the confusion matrix."""
+MOST_CONFUSIONS = 20
 SHARES = ("accuracy", "f1", "auc")
 """Metrics from 0 to 1."""
-_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "mape", "perplexity")
+_LESS_IS_BETTER = ("loss", "error", "mae", "mase", "mse", "rmse", "mape", "perplexity")
 
 
 def metrics_of(task: str, classes: int | None = None) -> tuple[Metric, ...]:
@@ -18,7 +21,9 @@ def metrics_of(task: str, classes: int | None = None) -> tuple[Metric, ...]:
         if classes is not None and classes > MOST_CLASSES:
             return ("accuracy", "loss", "f1", "log_loss")
         return ("accuracy", "loss", "f1", "auc", "log_loss")
-    if task in ("tabular-regression", "forecasting"):
+    if task == "forecasting":
+        return ("loss", "rmse", "mae", "r2", "mase")
+    if task == "tabular-regression":
         return ("loss", "rmse", "mae", "r2")
     return ("loss",)
 

@@ -89,6 +89,17 @@ def test_modules_beside_the_source_and_its_own_batch_and_loss_are_used(tmp_path:
     assert "aten.abs" in structure.operations
 
 
+def test_label_smoothing_needs_the_tasks_own_cross_entropy(tmp_path: Path) -> None:
+    own = GOOD + "def loss(outputs, targets): return outputs.sum()\n"
+    assert _refusal(tmp_path, own, label_smoothing=0.1) == (
+        "train.label_smoothing: got 0.1; allowed: 0, as the model's source has its own loss"
+    )
+    numbers = IMAGES.model_copy(update={"task": "tabular-regression", "classes": None})
+    says = _refusal(tmp_path, GOOD, {"classes": 1}, label_smoothing=0.1, batch_spec=numbers)
+    assert says.endswith("allowed: 0, as tabular-regression has no classes")
+    assert _extract(tmp_path, GOOD, label_smoothing=0.1).parameters > 0
+
+
 def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.py").write_text(HEAD + GOOD)
     monkeypatch.chdir(tmp_path)

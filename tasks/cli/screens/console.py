@@ -184,6 +184,9 @@ def show_run(document: dict[str, Any]) -> None:
             document["target_reached"]
         ]
         lines.append(("target", f"{target['metric']} {target['value']:g}: {reached}"))
+    early = document["early_stopped"]
+    if early is not None:
+        lines.append(("early stopping", early["reason"]))
     if document["learning_rate"] is not None:
         lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
         lines.append(("reason", document["learning_rate_reason"]))
@@ -226,7 +229,8 @@ def show_run(document: dict[str, Any]) -> None:
             inside = ""
             ends = predicted.get(field) or {"low": 0.0, "high": 0.0}
             # The time of an emulated device is set, so it has no interval.
-            if ends["low"] < ends["high"] and value is not None:
+            comparable = early is None or field == "step_time_s"  # the rest is of all epochs
+            if ends["low"] < ends["high"] and value is not None and comparable:
                 inside = "inside" if ends["low"] <= value <= ends["high"] else "outside"
             by = (
                 " by datasheet"

@@ -46,6 +46,10 @@ class CheckpointState:
     best: bool = False
     """whether this checkpoint's metrics were the best so far"""
     best_score: float | None = None
+    since_best: int = 0
+    """the number of validations since the best one"""
+    ended: bool = False
+    """whether the training ends here, before its last epoch (`early_stopping`)"""
     events: list[dict[str, Any]] = field(default_factory=list)
     """all split events so far"""
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -134,6 +138,11 @@ def list_states(store: ObjectStore) -> list[CheckpointState]:
 def best_of(states: list[CheckpointState]) -> CheckpointState | None:
     """The newest checkpoint that was the best when it was written."""
     return next((state for state in reversed(states) if state.best), None)
+
+
+def stored_of(states: list[CheckpointState], policy: CheckpointPolicy) -> CheckpointState | None:
+    """The checkpoint whose model is stored: the best if the policy keeps it, else the last."""
+    return (best_of(states) if policy.keep_best else None) or (states[-1] if states else None)
 
 
 def fetch(store: ObjectStore, state: CheckpointState, name: str, into: Path) -> list[Path]:

@@ -33,7 +33,7 @@ _DTYPES = {
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    """The optimizer's state, without copies: `exp_avg.3` belongs to the fourth parameter."""
+    """The optimizer's state, without copies: `exp_avg.3` belongs to its fourth parameter."""
     return {
         f"{name}.{number}": torch.as_tensor(value)
         for number, values in optimizer.state_dict()["state"].items()

@@ -16,6 +16,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.runs.artefacts import (
     Checkpoint,
     ClassMetrics,
+    Confusion,
     DeviceResult,
     Measured,
     PlannedDevice,
@@ -77,12 +78,16 @@ def result_of(
         ],
     )
     states = files.list_states(store)
-    best = files.best_of(states)
+    best, kept = files.best_of(states), files.stored_of(states, job.train.checkpoint)
+    metrics: dict[str, float] = kept.metrics if kept is not None else first["metrics"]
+    by_class = kept.by_class if kept is not None else first["by_class"]
     return Result(
         state="success",
-        metrics=first["metrics"],
-        by_class=_by_class(first, request.schema_.classes),
-        target_reached=_reached(job.train.target, first["metrics"]),
+        metrics=metrics,
+        model_step=kept.step if kept is not None else None,
+        by_class=_by_class(by_class, request.schema_.classes),
+        target_reached=_reached(job.train.target, metrics),
+        early_stopped=first["early_stopped"],
         predicted=plan.predicted,
         measured=Measured(
             step_time_s=percentiles([row["step_time_s"] for row in _longest(rows)]),
@@ -217,9 +222,15 @@ def _reached(target: Target | None, metrics: dict[str, float]) -> bool | None:
     return value <= target.value if less else value >= target.value
 
 
-def _by_class(report: Message, names: list[str] | None) -> ClassMetrics | None:
-    found = report.get("by_class")
-    return ClassMetrics(names=names or [], **found) if found else None
+def _by_class(found: dict[str, Any], names: list[str] | None) -> ClassMetrics | None:
+    if not found:
+        return None
+    names = names or []
+    confused = [
+        Confusion(actual=names[own], predicted=names[other], rows=rows)
+        for own, other, rows in found.get("confused", [])
+    ]
+    return ClassMetrics(names=names, **{**found, "confused": confused})
 
 
 def _versions(backend: str) -> dict[str, str]:

@@ -18,7 +18,9 @@ def make_optimizer(
     """Create the job's optimizer (torch.optim)."""
     import torch
 
-    chosen = list(parameters)
+    from trainwright.estimator.trace.training_step import decay_groups
+
+    chosen = decay_groups(list(parameters), spec.decay_exclude)
     if spec.name == "sgd":
         return torch.optim.SGD(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
     if spec.name == "momentum":

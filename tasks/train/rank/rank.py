@@ -290,13 +290,14 @@ class Rank(Replica):
         generator.manual_seed((self.spec.seed * 1_000_003 + step) * 4096 + self.number)
 
     def _forward(self, inputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """The model's outputs and their mean loss."""
+        """The model's outputs and their mean loss; in evaluation mode without label smoothing."""
+        loss_of = self._loss if self.model.training else self._validation_loss
         if self.spec.precision in ("fp32", "fp64"):
             outputs = self.model(inputs)
-            return outputs, self._loss(outputs, targets)
+            return outputs, loss_of(outputs, targets)
         with autocast(self.spec.precision, self.device.type, half=self._half):
             outputs = for_loss(self.model(inputs))
-            return outputs, self._loss(outputs, targets)
+            return outputs, loss_of(outputs, targets)
 
     def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
         """This part's share of the joint loss, and its number of correct classifications."""
@@ -343,7 +344,8 @@ class Rank(Replica):
         rows = self.validation_rows[begin : begin + parts[self.number]]
         figures, schema = torch.zeros(3, dtype=torch.float64), self.request.schema_
         first = self._targets[int(self.validation_rows[0])].reshape(-1)[0]
-        sums = sums_of(schema.task, len(schema.classes or ()), float(first), self.device)
+        classes, naive = len(schema.classes or ()), self._naive_error()
+        sums = sums_of(schema.task, classes, float(first), self.device, naive)
         size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
         self.model.eval()
         for at in range(0, len(rows), size):

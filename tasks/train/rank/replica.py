@@ -18,9 +18,12 @@ from trainwright.tasks.train.checkpoint.tensors import load_optimizer, optimizer
 from trainwright.tasks.train.exchange.collective import Collective, take_from_first
 from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
+from trainwright.tasks.train.rank.validation_metrics import naive_error
 from trainwright.tasks.train.request import TrainRequest
 
 _KEPT_BYTES = 256 * 2**20
+NAIVE_ROWS = 1 << 16
+"""The most rows from which the scale of MASE is made."""
 
 
 class Replica:
@@ -50,6 +53,7 @@ class Replica:
         self.work = Path(request.work_folder)
         self.classifies = request.schema_.task.endswith("classification")
         self._dtype = PARAMETER_DTYPES[self.spec.precision]
+        self._naive: float | None = None
         self._take(dataset)
         self._build_model(
             definition or model_source.load(Path(request.source_folder), request.entry)
@@ -107,8 +111,9 @@ class Replica:
                 )
         self.model.train()
         self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(
-            definition, request.schema_.task
+            definition, request.schema_.task, self.spec.label_smoothing
         )
+        self._validation_loss = model_source.loss_function(definition, request.schema_.task)
         self._joined = join_batch_norms(self.model, self.collective)
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
@@ -165,6 +170,22 @@ class Replica:
         }
         targets = self._rows(self._targets, index, wide(self._dtype))
         return next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets
+
+    def _naive_error(self) -> float | None:
+        """The scale of MASE: the error of the naive one-step forecast on the training rows.
+
+        From at most `NAIVE_ROWS` evenly spaced rows. None unless it is a forecast from an input
+        `history`, (rows, times).
+        """
+        history = self._inputs.get("history")
+        if self.request.schema_.task != "forecasting" or history is None or history.ndim != 2:
+            return None
+        if self._naive is None:
+            spaced = self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
+            rows = torch.as_tensor(spaced, device=self._kept_on)
+            following = self._targets.reshape(len(self._targets), -1)[:, 0]
+            self._naive = naive_error(history[:, -1][rows], following[rows])
+        return self._naive
 
     def _correct(self, outputs: Any, targets: torch.Tensor) -> float:
         if not self.classifies or not isinstance(outputs, torch.Tensor):

@@ -12,7 +12,12 @@ from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.tasks.spec.metric_names import MOST_CLASSES, metrics_of
+from trainwright.tasks.spec.metric_names import (
+    MOST_CLASSES,
+    MOST_CONFUSIONS,
+    MOST_IN_MATRIX,
+    metrics_of,
+)
 
 BINS = 4096
 """Bins of a class's scores, for its AUC."""
@@ -45,11 +50,16 @@ class MetricSums(Protocol):
         ...
 
 
-def sums_of(task: str, classes: int, shift: float, device: torch.device) -> MetricSums | None:
-    """Empty sums; None if the task has no metrics besides the loss. `shift`: see QuantitySums."""
+def sums_of(
+    task: str, classes: int, shift: float, device: torch.device, naive: float | None = None
+) -> MetricSums | None:
+    """Empty sums; None if the task has no metrics besides the loss.
+
+    `shift`, `naive`: see QuantitySums.
+    """
     if task.endswith("classification"):
         return ClassSums(classes, device) if classes else None
-    return QuantitySums(shift, device) if "rmse" in metrics_of(task) else None
+    return QuantitySums(shift, device, naive) if "rmse" in metrics_of(task) else None
 
 
 class ClassSums:
@@ -136,7 +146,8 @@ class ClassSums:
             "precision": _ratio(hits, predicted).tolist(),
             "recall": _ratio(hits, actual).tolist(),
             "f1": f1.tolist(),
-            "confusion": [[int(one) for one in row] for row in confusion],
+            "confusion": confusion.long().tolist() if self.classes <= MOST_IN_MATRIX else [],
+            "confused": _confused(confusion),
         }
         if auc is None:
             return ValidationMetrics(metrics, by_class)
@@ -166,8 +177,11 @@ class QuantitySums:
     spread of large targets does not vanish in rounding.
     """
 
-    def __init__(self, shift: float, device: torch.device | None = None) -> None:
-        self.shift = shift
+    def __init__(
+        self, shift: float, device: torch.device | None = None, naive: float | None = None
+    ) -> None:
+        """`naive`: the scale of MASE (`naive_error`), if the task has it."""
+        self.shift, self.naive = shift, naive
         self.vector = torch.zeros(6, dtype=torch.float64, device=device)
 
     def add(self, outputs: Any, targets: torch.Tensor) -> None:
@@ -183,7 +197,11 @@ class QuantitySums:
         self.vector[2:] += torch.stack(sums)
 
     def found(self, rows: float) -> ValidationMetrics:
-        """RMSE, MAE and R² over all values. R² is 0 for constant targets, or 1 without error."""
+        """RMSE, MAE and R² over all values. R² is 0 for constant targets, or 1 without error.
+
+        MASE = MAE / `naive`, if that is more than 0 (R. Hyndman, A. Koehler, "Another look at
+        measures of forecast accuracy", 2006).
+        """
         counted, values, absolute, square, total, total_square = self.vector.tolist()
         if not values or counted != rows:
             return ValidationMetrics()
@@ -191,7 +209,25 @@ class QuantitySums:
         constant = spread <= 1e-14 * total_square
         r2 = (0.0 if square else 1.0) if constant else 1 - square / spread
         metrics = {"rmse": math.sqrt(square / values), "mae": absolute / values, "r2": r2}
+        if self.naive:
+            metrics["mase"] = metrics["mae"] / self.naive
         return ValidationMetrics(metrics)
+
+
+def naive_error(last: torch.Tensor, following: torch.Tensor) -> float:
+    """The mean absolute error of the naive forecast, which repeats the last known value.
+
+    `last` has the last value of each history, `following` the first target after it.
+    """
+    return float((following.double() - last.double()).abs().mean())
+
+
+def _confused(confusion: torch.Tensor) -> list[list[int]]:
+    """The most frequent confusions: true class, predicted class, rows; most rows first."""
+    wrong = confusion - confusion.diag().diag()
+    order = wrong.reshape(-1).argsort(descending=True, stable=True)[:MOST_CONFUSIONS].tolist()
+    pairs = [divmod(place, len(confusion)) for place in order]
+    return [[own, other, int(wrong[own, other])] for own, other in pairs if wrong[own, other]]
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.train.batch.batch_split import BatchSplit
 from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
 from trainwright.tasks.train.channel import Channel
@@ -24,6 +23,7 @@ from trainwright.tasks.train.record.journal import StepJournal
 from trainwright.tasks.train.record.tensorboard import Events
 from trainwright.tasks.train.record.timings import RankFigures
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.worker.early_stopping import deciding_metric, early_stop, score_of
 from trainwright.tasks.train.worker.state_sync import agree, begin, go_back, take_all
 from trainwright.tasks.train.worker_group import WorkerGroup
 
@@ -92,6 +92,11 @@ class Training:
         return self.state
 
     @property
+    def _complete(self) -> bool:
+        """Whether no step is left: all epochs are done, or the training ended early."""
+        return self._state.ended or self._state.samples == self.total_samples
+
+    @property
     def _members(self) -> list[int]:
         return self._state.members or []
 
@@ -111,7 +116,7 @@ class Training:
             try:
                 self._finish_step(stopped, time.perf_counter() - epoch_started)
                 state = self._state
-                if stopped or state.samples == self.total_samples:
+                if stopped or self._complete:
                     break
                 if stepped:
                     self.batch.rebalance(state)
@@ -134,7 +139,8 @@ class Training:
             self.writer.close()
             self.writer = None
         return {
-            "stopped": stopped and state.samples < self.total_samples,
+            "stopped": stopped and not self._complete,
+            "early_stopped": self._early_stopped(),
             "step": state.step,
             "metrics": state.metrics,
             "by_class": state.by_class,
@@ -151,9 +157,9 @@ class Training:
         If a rank is lost meanwhile, the next worker group starts with this call again.
         """
         state, policy = self._state, self.rank.spec.checkpoint
-        last = stopped or state.samples == self.total_samples
         if state.samples % self.rows == 0 and state.epoch_samples > 0:
             self._end_epoch(epoch_s)
+        last = stopped or self._complete
         due = self.redo or state.step % policy.every_steps == 0 or (state.best and policy.keep_best)
         if (last and state.step > self.committed) or (due and state.step > self.saved):
             self._checkpoint(last=last)
@@ -295,19 +301,22 @@ class Training:
         )
 
     def _end_epoch(self, duration_s: float) -> None:
-        """Validate, and check whether the metrics are the best so far."""
-        rank, state = self.rank, self._state
+        """Validate, and check whether the metrics are the best so far, or the training ends."""
+        rank, state, stopping = self.rank, self._state, self.rank.spec.early_stopping
         validated = rank.validate()
-        found, state.by_class = validated.metrics, validated.by_class
+        found = validated.metrics
+        score = score_of(deciding_metric(rank.spec, found), found)
+        best = state.best_score is None or score > state.best_score
+        since_best = 0 if best else state.since_best + 1
+        ends = stopping is not None and since_best >= stopping.patience
+        best, ends = self._as_first_rank(best, ends)
         train_loss = state.epoch_loss_sum / state.epoch_samples
         state.epoch_loss_sum, state.epoch_samples = 0.0, 0
-        state.metrics = {**found, "train_loss": train_loss}
-        target = rank.spec.target.metric if rank.spec.target is not None else "accuracy"
-        name = target if target in found else "loss"
-        score = found[name] if better_is(name) == "greater" else -found[name]
-        state.best = state.best_score is None or score > state.best_score
-        if state.best:
+        state.metrics, state.by_class = {**found, "train_loss": train_loss}, validated.by_class
+        state.best, state.since_best = best, 0 if best else state.since_best + 1
+        if best:
             state.best_score = score if math.isfinite(score) else None
+        state.ended = ends and state.samples < self.total_samples
         row = {"epoch": state.epoch, "train_loss": train_loss, **found, "duration_s": duration_s}
         recent = [one for one in state.epochs if one["step"] >= self.saver.stored]
         state.epochs = [*recent, {"step": state.step - 1, **row}]
@@ -317,6 +326,26 @@ class Training:
                 state.step, {f"{name}/validation": value for name, value in found.items()}
             )
             self.channel.send("epoch", epochs=rank.spec.epochs, **row)
+            if (stop := self._early_stopped()) is not None:
+                self.channel.send("notice", message=f"training {stop['reason']}")
+
+    def _as_first_rank(self, *decisions: bool) -> list[bool]:
+        """The first rank's decisions: another processor may round a metric differently."""
+        own = torch.tensor(decisions, dtype=torch.float64)
+        return (self.rank.collective.sum_(own * self.rank.first, "decisions") > 0).tolist()
+
+    def _early_stopped(self) -> dict[str, Any] | None:
+        """Why the training ended early, as JSON; None if it did not."""
+        state = self._state
+        if not state.ended:
+            return None
+        return early_stop(
+            self.rank.spec,
+            state.metrics,
+            epochs=state.samples // self.rows,
+            since_best=state.since_best,
+            best_score=state.best_score,
+        ).model_dump()
 
     def _checkpoint(self, *, last: bool) -> None:
         """Save a checkpoint. Only the last one blocks the training until it is written."""

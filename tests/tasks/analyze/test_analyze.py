@@ -25,7 +25,15 @@ from trainwright.tasks.analyze.history import (
     predicted_and_measured,
     with_devices,
 )
-from trainwright.tasks.runs.artefacts import ClassMetrics, Estimate, Plan, Report, Result
+from trainwright.tasks.runs.artefacts import (
+    ClassMetrics,
+    Confusion,
+    EarlyStop,
+    Estimate,
+    Plan,
+    Report,
+    Result,
+)
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.store import save_model, seal, verify
 
@@ -316,6 +324,39 @@ def test_the_report_shows_figures_by_class_and_escapes_their_names(store: str) -
     assert shown is not None
     assert re.findall(r"<td[^>]*>(\d+)</td>", shown[0]) == ["4", "1", "1", "0"]
     assert "<b></th>" not in html
+
+
+def test_many_classes_are_shown_by_their_most_frequent_confusions(store: str) -> None:
+    run = finished_training(store)
+    one = [1.0]
+    found = ClassMetrics(
+        names=["a"],
+        rows=[9],
+        precision=one,
+        recall=one,
+        f1=one,
+        confusion=[],
+        confused=[Confusion(actual="a", predicted="<i>", rows=7)],
+    )
+    run.write(run.read(Result).model_copy(update={"by_class": found}))
+    analyze(run, store)
+    html = run.objects.get("report/report.html").decode()
+    assert '<td>a</td><td>&lt;i&gt;</td><td class="figure">7</td>' in html
+    assert '<table class="confusion">' not in html
+
+
+def test_an_early_stop_is_said_and_its_duration_is_not_held_against_the_prediction(
+    store: str,
+) -> None:
+    run = finished_training(store)
+    stop = EarlyStop(epochs=2, metric="loss", best=0.2, best_epoch=1, reason="ended < soon")
+    run.write(run.read(Result).model_copy(update={"early_stopped": stop}))
+    report = analyze(run, store)
+    by_name = {row["quantity"]: row for row in report.predicted_and_measured}
+    assert (by_name["duration"]["inside"], by_name["duration"]["error"]) == (None, None)
+    assert by_name["step time"]["error"] is not None
+    assert report.history[0]["duration_error"] is None
+    assert "Training ended &lt; soon." in run.objects.get("report/report.html").decode()
 
 
 def test_the_report_shows_the_runs_outcome_not_its_current_step(store: str) -> None:

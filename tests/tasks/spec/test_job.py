@@ -154,6 +154,26 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
             "objective.deadline: got '3651d'; allowed: more than zero, up to 3650d",
         ),
         ({"queue_timeout": "1e300s"}, "queue_timeout: got '1e300s'; allowed: up to 3650d"),
+        (
+            {
+                "data": {"uri": "d.csv", "task": "tabular-regression"},
+                "train": {"early_stopping": {"patience": 3, "metric": "accuracy"}},
+            },
+            "train.early_stopping.metric: got 'accuracy'; allowed for tabular-regression: loss, ",
+        ),
+        (
+            {
+                "data": {"uri": "d.csv", "task": "forecasting"},
+                "train": {"label_smoothing": 0.1},
+            },
+            "train.label_smoothing: got 0.1; allowed for forecasting: 0, as it has no classes",
+        ),
+        ({"train": {"label_smoothing": 1.0}}, "train.label_smoothing: got 1.0; allowed: less than"),
+        ({"train": {"early_stopping": {}}}, "train.early_stopping.patience: "),
+        (
+            {"train": {"optimizer": {"decay_exclude": "norms"}}},
+            "train.optimizer.decay_exclude: got 'norms'; allowed: 'none' or 'vectors'",
+        ),
         ({"objective": {"budget": 1e-300}}, "objective.budget: got 1e-300; allowed: greater"),
         ({"objective": {"budget": 1e13}}, "objective.budget: got 10000000000000.0; allowed: less"),
         (

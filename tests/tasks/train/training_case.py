@@ -173,7 +173,11 @@ def alone(
             p, lr=LEARNING_RATE, weight_decay=spec.optimizer.weight_decay
         ),
     }
-    optimizer = make[spec.optimizer.name](model.parameters())
+    decayed = [one for one in model.parameters() if one.ndim > 1]
+    free = [{"params": [one], "weight_decay": 0.0} for one in model.parameters() if one.ndim < 2]
+    all_decay = spec.optimizer.decay_exclude == "none"
+    grouped: Any = model.parameters() if all_decay else [{"params": decayed}, *free]
+    optimizer = make[spec.optimizer.name](grouped)
     dataset = data.load(asked.job.data)
     rows, held_out = data.split_rows(
         len(dataset.targets), asked.job.data.validation_fraction, spec.seed
@@ -211,7 +215,9 @@ def alone(
                     outputs = model(inputs[part].to(dtype))
                 targets = labels[part]
                 loss = torch.nn.functional.cross_entropy(
-                    outputs.to(precision.wide(outputs.dtype)), targets
+                    outputs.to(precision.wide(outputs.dtype)),
+                    targets,
+                    label_smoothing=spec.label_smoothing,
                 )
                 for total, own in zip(
                     sums, torch.autograd.grad(loss * (len(part) / len(batch)), used), strict=True

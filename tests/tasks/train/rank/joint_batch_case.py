@@ -15,6 +15,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": {"name": "momentum"}},
     "adam": {"optimizer": {"name": "adam"}},
     "adamw": {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
+    "vectors": {"optimizer": {"name": "adamw", "weight_decay": 0.1, "decay_exclude": "vectors"}},
+    "smoothed": {"optimizer": {"name": "momentum"}, "label_smoothing": 0.2},
     "clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
     "accumulated": {"optimizer": {"name": "adam"}},
     "accumulated, clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},

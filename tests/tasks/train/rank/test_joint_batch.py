@@ -28,6 +28,7 @@ QUICK = {
     ("horovod", "2:1:0", "clipped", "fp32"),
     ("torch", "5:3:1:1", "accumulated", "fp32"),
     ("torch", "3:1", "sgd", "fp64"),
+    ("torch", "3:1", "vectors", "fp64"),
 }
 """One case of each kind; the others are slow in total."""
 
@@ -72,6 +73,20 @@ def test_metrics_are_means_over_all_rows_for_any_split(tmp_path: Path) -> None:
         assert own["train_loss"] == pytest.approx(total / ROWS, **exactly)
         assert own["loss"] == pytest.approx(one["loss"], **exactly)
         assert (own["epoch"], own["accuracy"]) == (one["epoch"], one["accuracy"])
+
+
+def test_labels_are_smoothed_in_training_only(tmp_path: Path) -> None:
+    asked = joint(tmp_path, "torch", "3:1", "smoothed", "fp64")
+    train(asked)
+    expected: list[dict[str, float]] = []
+    assert (
+        largest_difference(tmp_path / "run", 50, alone(asked, metrics=expected)) <= BOUNDS["fp64"]
+    )
+    plain = [one["loss"] for one in expected if "epoch" in one]
+    assert [row["loss"] for row in rows(asked, "epochs")] == pytest.approx(plain, rel=1e-12)
+    unsmoothed = [one["loss"] for one in expected if "epoch" not in one]
+    losses = [row["loss"] for row in rows(asked, "steps-rank0")]
+    assert losses[-1] > 1.05 * unsmoothed[-1]
 
 
 @pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])

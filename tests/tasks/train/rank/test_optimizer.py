@@ -40,6 +40,20 @@ def test_the_job_sets_betas(name: str) -> None:
     assert found.defaults["betas"] == (0.8, 0.95)
 
 
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+def test_vectors_can_be_left_out_of_weight_decay(name: str) -> None:
+    matrix, vector, scalar = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (2,), ()))
+    values = {"name": name, "weight_decay": 0.5, "decay_exclude": "vectors"}
+    spec = Optimizer.model_validate(values)
+    found = make_optimizer([vector, matrix, scalar], spec, 0.1)
+    decays = {
+        id(one): group["weight_decay"] for group in found.param_groups for one in group["params"]
+    }
+    assert decays == {id(matrix): 0.5, id(vector): 0.0, id(scalar): 0.0}
+    [only] = make_optimizer([vector], spec, 0.1).param_groups
+    assert only["weight_decay"] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "momentum"),
     [

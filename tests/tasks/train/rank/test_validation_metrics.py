@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 from training_case import request
 
+from trainwright.tasks.data import dataset
 from trainwright.tasks.runs.artefacts import Result
-from trainwright.tasks.spec.metric_names import metrics_of
-from trainwright.tasks.train import train
+from trainwright.tasks.spec.metric_names import MOST_IN_MATRIX, better_is, metrics_of
+from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.rank.validation_metrics import (
     ClassSums,
     MetricSums,
     QuantitySums,
     ValidationMetrics,
+    naive_error,
     sums_of,
 )
 
@@ -198,6 +200,84 @@ def test_over_a_hundred_classes_have_no_auc_and_no_table() -> None:
     assert set(found.metrics) == set(metrics_of("text-classification", 150)) - {"loss"}
     wanted = reference.f1_score(targets, logits.argmax(1), average="macro", zero_division=0)
     assert found.metrics["f1"] == pytest.approx(wanted)
+
+
+@settings(deadline=None)
+@given(seeds, st.integers(2, 40))
+def test_the_most_frequent_confusions_are_those_of_the_matrix(seed: int, classes: int) -> None:
+    logits, targets = drawn(seed, 500, classes, 1.0)
+    found = classified(logits, targets, classes, [250]).by_class
+    table = reference.confusion_matrix(targets, logits.argmax(1), labels=range(classes))
+    assert found["confusion"] == (table.tolist() if classes <= MOST_IN_MATRIX else [])
+    counts = [rows for _, _, rows in found["confused"]]
+    off = table - np.diag(np.diag(table))
+    assert counts == [one for one in sorted(off.flatten().tolist(), reverse=True) if one][:20]
+    assert all(off[own, other] == rows for own, other, rows in found["confused"])
+
+
+def test_thirty_one_classes_have_pairs_instead_of_a_matrix_in_the_result(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(620, 1, 2, 2)).astype(np.float32)
+    np.savez(tmp_path / "many.npz", x=values, label=np.arange(620) % 31)
+    result = train(of_arrays(tmp_path, tmp_path / "many.npz", "image-classification", 31))
+    assert result.by_class is not None
+    assert result.by_class.confusion == []
+    assert len(result.by_class.rows) == 31
+    wrong = round((1 - result.metrics["accuracy"]) * sum(result.by_class.rows))
+    counts = [one.rows for one in result.by_class.confused]
+    assert 0 < sum(counts) <= wrong
+    assert counts == sorted(counts, reverse=True)
+    assert all(one.actual != one.predicted for one in result.by_class.confused)
+    assert {one.actual for one in result.by_class.confused} <= set(result.by_class.names)
+
+
+HISTORY_NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.out = torch.nn.Linear(1 if outputs > 9 else 5, outputs)
+
+    def forward(self, inputs):
+        values = inputs["history"] if isinstance(inputs, dict) else inputs[:, 0, 0, :1]
+        return self.out(values)
+
+
+def build_model(outputs):
+    return Net(outputs)
+"""
+
+
+def of_arrays(folder: Path, path: Path, task: str, outputs: int) -> TrainRequest:
+    """A training on the arrays in a file."""
+    asked = request(folder, [60, 30], backend="torch", model={"outputs": outputs})
+    (folder / "source" / "net.py").write_text(HISTORY_NET)
+    data = asked.job.data.model_copy(update={"uri": str(path), "task": task})
+    job = asked.job.model_copy(update={"data": data})
+    return asked.model_copy(update={"job": job, "schema_": dataset.describe(data)})
+
+
+def test_mase_is_the_error_relative_to_that_of_the_naive_forecast(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    series = np.cumsum(generator.normal(size=400)).astype(np.float32) + 5
+    windows = np.lib.stride_tricks.sliding_window_view(series, 8)
+    arrays = {"history": windows[:, :5], "other": windows[:, :1], "label": windows[:, 5:]}
+    np.savez(tmp_path / "series.npz", **arrays)
+    asked = of_arrays(tmp_path, tmp_path / "series.npz", "forecasting", 3)
+    result = train(asked)
+    rows, _ = dataset.split_rows(len(windows), 0.2, 0)
+    scale = np.abs(windows[rows, 5].astype(np.float64) - windows[rows, 4]).mean()
+    assert result.metrics["mase"] == pytest.approx(result.metrics["mae"] / scale, rel=1e-9)
+    assert set(result.metrics) == {"train_loss", *metrics_of("forecasting")}
+    assert better_is("mase") == "less"
+
+
+def test_a_constant_history_has_no_mase() -> None:
+    constant = torch.ones(4, 1)
+    sums = QuantitySums(0.0, naive=naive_error(constant[:, 0], constant[:, 0]))
+    sums.add(torch.zeros(4, 1), constant)
+    assert "mase" not in sums.found(4).metrics
 
 
 def test_a_training_has_the_metrics_of_its_task(tmp_path: Path) -> None:
