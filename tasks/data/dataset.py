@@ -1,17 +1,23 @@
-"""Data as a model gets it: input and target arrays, their schema, the split for validation.
+"""Data as a model gets it: arrays, their schema, the split for validation, and batches of rows.
 
-`tasks.data.sources` reads the source. This module repairs nothing: it refuses missing and
-infinite values, which validation (`tasks.validate`) reports by row. All data is held in memory.
-pandas is not loaded, because each training rank calls `load`.
+`tasks.data.sources` reads the source. This module repairs nothing: it refuses infinite values, and
+missing ones unless the job permits them; validation (`tasks.validate`) reports them by row. `load`
+holds all data in memory, `tasks.data.prepared` maps it from files. pandas is not loaded, because
+each training rank uses this module.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainwright.tasks.data.formats import Raw, to_arrow, to_numpy
+from trainwright.tasks.data.column_scan import ColumnScan, scan
+from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.row_split import RowSplit, split_rows, training_codes
 from trainwright.tasks.data.sources import read
+from trainwright.tasks.data.table_arrays import CATEGORIES, table_arrays
+from trainwright.tasks.data.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.job import DataSpec, Task
@@ -21,11 +27,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-MAX_CODES = 50
-"""A text column with at most this many distinct values becomes numbers in alphabetical order."""
-MAX_CLASSES = 100
-"""An integer target with at most this many distinct values counts as classes."""
-
+_BATCH_ROWS = 1 << 16
 _TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
 _IMAGE_TASKS = ("image-classification", "custom")
 
@@ -34,73 +36,155 @@ _IMAGE_TASKS = ("image-classification", "custom")
 class Dataset:
     """Input arrays by name, rows first, and targets: class numbers (int64) or quantities (float32).
 
-    A single input is called `inputs`. Images are (rows, channels, height, width), float32 from 0
-    to 1. `schema.classes` has the names of the classes.
+    `inputs` are as stored; `batch` gives rows as the model gets them. A single input is called
+    `inputs`, or `categories`. Images are (rows, channels, height, width), float32 from 0 to 1.
+    `schema.classes` has the names of the classes. `vocabularies` has the values of the stored codes
+    1, 2, … of each category column, in the schema's order of columns.
     """
 
     inputs: dict[str, Array]
     targets: Array
     schema: DataSchema
+    split: RowSplit
+    vocabularies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def batch(self, rows: Array) -> tuple[dict[str, Array], Array]:
+        """The inputs and targets of some rows, copied, in the types that the schema names."""
+        import numpy as np
+
+        inputs = {
+            name: self._as_given(name, np.take(array, rows, axis=0))
+            for name, array in self.inputs.items()
+        }
+        return inputs, np.take(self.targets, rows, axis=0)
+
+    def _as_given(self, name: str, stored: Array) -> Array:
+        import numpy as np
+
+        if name != CATEGORIES or not self.split.codes:
+            return stored
+        codes = np.empty(stored.shape, np.int64)
+        for column, given in enumerate(self.split.codes):
+            np.take(given, stored[:, column], out=codes[:, column])
+        return codes
+
+    def names(self) -> dict[str, list[str]]:
+        """The values of each category column by their code, from 1 on, and the target's classes.
+
+        Codes are those of the training part, which `batch` gives.
+        """
+        found = {
+            name: [values[code - 1] for code in given.nonzero()[0]]
+            for (name, values), given in zip(
+                self.vocabularies.items(), self.split.codes, strict=True
+            )
+        }
+        classes = self.schema.classes
+        return found if classes is None else {**found, self.schema.target: classes}
 
 
-def load(spec: DataSpec) -> Dataset:
-    """A job's data, in memory. Raises BadInput if it can't be read or does not fit the task."""
-    return from_raw(read(spec), spec)
+def load(spec: DataSpec, seed: int = 0) -> Dataset:
+    """A job's data, in memory, with the split by `seed`.
 
-
-def describe(spec: DataSpec) -> DataSchema:
-    """The schema of a job's data. Raises BadInput as `load` does."""
-    return load(spec).schema
-
-
-def split_rows(rows: int, validation_fraction: float, seed: int) -> tuple[Array, Array]:
-    """The row numbers for training and validation: disjoint, complete, non-empty, rising.
-
-    Deterministic on every machine: NumPy's permutation by PCG64. Raises BadInput below two rows.
+    Raises BadInput if it can't be read or does not fit the task.
     """
+    return from_raw(read(spec), spec, seed)
+
+
+def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
+    """The schema of a job's data. Raises BadInput as `load` does."""
+    return load(spec, seed).schema
+
+
+def from_raw(raw: Raw, spec: DataSpec, seed: int = 0) -> Dataset:
+    """The dataset made of a source's rows. Raises BadInput if they do not fit the task."""
     import numpy as np
 
-    if rows < 2:
-        raise BadInput(
-            f"data.uri: got {rows} rows; allowed: at least 2, for training and validation"
-        )
-    held_out = min(max(round(rows * validation_fraction), 1), rows - 1)
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(rows)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
-
-
-def from_raw(raw: Raw, spec: DataSpec) -> Dataset:
-    """The dataset made of a source's rows. Raises BadInput if they do not fit the task."""
-    task = task_of(raw, spec)
-    if raw.is_table:
-        inputs = {"inputs": _features(raw.table, spec)}
+    scans = _scans(raw, spec)
+    task = _task(raw, spec, scans)
+    if raw.rows < 2:
+        split_rows(raw.rows, spec.validation_fraction, seed)  # raises BadInput
+    table = table_arrays(scans, spec) if raw.is_table else None
+    if table is not None:
+        inputs = {
+            name: np.empty((raw.rows, *shape), table.dtypes[name])
+            for name, shape in table.inputs.items()
+        }
+        begin = 0
+        for batch in raw.table.to_batches(_BATCH_ROWS):
+            for name, chunk in table.of(batch).items():
+                inputs[name][begin : begin + len(chunk)] = chunk
+            begin += batch.num_rows
     elif raw.images is not None:
         inputs = {"inputs": _stacked(raw, spec)}
     else:
         inputs = {name: as_input(array, task) for name, array in raw.arrays.items()}
-    for name, array in inputs.items():
-        _require_finite(array, f"data.uri: {spec.uri}: {name}")
-    targets, classes = _targets(raw, spec, task)
-    train, validation = split_rows(raw.rows, spec.validation_fraction, 0)
+    if not raw.is_table:
+        for name, array in inputs.items():
+            _require_finite(array, f"data.uri: {spec.uri}: {name}")
+    targets, classes = _targets(raw, spec, task, scans)
     schema = DataSchema(
         task=task,
         rows=raw.rows,
-        train_rows=len(train),
-        validation_rows=len(validation),
+        train_rows=0,
+        validation_rows=0,
         inputs={name: tuple(array.shape[1:]) for name, array in inputs.items()},
-        input_dtypes={name: str(array.dtype) for name, array in inputs.items()},
+        input_dtypes={
+            name: "int64" if name == CATEGORIES and table else str(array.dtype)
+            for name, array in inputs.items()
+        },
         target=spec.target,
         target_dtype=str(targets.dtype),
         classes=classes,
+        columns=table.columns if table else [],
+        dropped=table.dropped if table else [],
         sha256=raw.sha256,
     )
-    return Dataset(inputs, targets, schema)
+    vocabularies = {
+        name: values.to_pylist() for name, values in (table.vocabularies if table else {}).items()
+    }
+    return divided(inputs, targets, schema, vocabularies, spec, seed)
+
+
+def divided(
+    inputs: dict[str, Array],
+    targets: Array,
+    schema: DataSchema,
+    vocabularies: Mapping[str, Sequence[str]],
+    spec: DataSpec,
+    seed: int,
+) -> Dataset:
+    """The dataset of stored arrays with the split by a seed, whose sizes the schema gets."""
+    train, validation = split_rows(schema.rows, spec.validation_fraction, seed)
+    sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
+    codes = training_codes(inputs[CATEGORIES], train, sizes) if sizes else []
+    sizes_of_parts = {"train_rows": len(train), "validation_rows": len(validation)}
+    return Dataset(
+        inputs,
+        targets,
+        schema.model_copy(update=sizes_of_parts),
+        RowSplit(train, validation, codes),
+        vocabularies,
+    )
 
 
 def task_of(raw: Raw, spec: DataSpec) -> Task:
     """The job's task, or the inferred one. Raises BadInput if the job's does not fit the data."""
-    import pyarrow as pa
+    return _task(raw, spec, _scans(raw, spec, inputs=False))
 
+
+def _scans(raw: Raw, spec: DataSpec, *, inputs: bool = True) -> dict[str, ColumnScan]:
+    """The scans of a source's columns: all of a table, else only the target."""
+    table = raw.table
+    if not (raw.is_table and inputs):
+        table = table.select([name for name in table.column_names if name == spec.target])
+    try:
+        return scan(table.to_batches(_BATCH_ROWS), table.schema, spec.target)
+    except ValueError as error:
+        raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
+
+
+def _task(raw: Raw, spec: DataSpec, scans: Mapping[str, ColumnScan]) -> Task:
     images = raw.images is not None or any(
         _looks_like_images(array) for array in raw.arrays.values()
     )
@@ -119,13 +203,9 @@ def task_of(raw: Raw, spec: DataSpec) -> Task:
         return spec.task
     if raw.targets is not None:
         return "forecasting"
-    if spec.target not in raw.table.column_names:
+    if spec.target not in scans:
         _no_such_target(raw, spec)
-    column = raw.table.column(spec.target)
-    numbers = pa.types.is_floating(column.type) or (
-        pa.types.is_integer(column.type)
-        and len(column.unique()) > min(MAX_CLASSES, max(2, raw.rows // 2))
-    )
+    numbers = looks_like_numbers(scans[spec.target])
     if images:
         return "custom" if numbers else "image-classification"
     return "tabular-regression" if numbers else "tabular-classification"
@@ -174,45 +254,11 @@ def _size(image: Array) -> str:
     return f"{height}×{width} with {channels} channel{'s' if channels > 1 else ''}"
 
 
-def _features(table: Any, spec: DataSpec) -> Array:
-    """All columns except the target as float32, (rows, columns)."""
-    import numpy as np
-    import pyarrow as pa
-
-    names = [name for name in table.column_names if name != spec.target]
-    if not names:
-        raise BadInput(
-            f"data.uri: {spec.uri} has no column except the target; allowed: at least one input"
-        )
-    features = np.empty((table.num_rows, len(names)), dtype=np.float32)
-    for number, name in enumerate(names):
-        column = table.column(name)
-        _require_present(column, f"data.uri: {spec.uri}: column {name!r}")
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column, values = _codes(column)
-            if len(values) > MAX_CODES:
-                raise BadInput(
-                    f"data.uri: {spec.uri}: column {name!r} holds {len(values)} different texts; "
-                    f"allowed: numbers, or at most {MAX_CODES} different texts"
-                )
-        elif not (
-            pa.types.is_integer(column.type)
-            or pa.types.is_floating(column.type)
-            or pa.types.is_boolean(column.type)
-        ):
-            raise BadInput(
-                f"data.uri: {spec.uri}: column {name!r} holds {column.type}; "
-                f"allowed: numbers, or at most {MAX_CODES} different texts"
-            )
-        features[:, number] = to_numpy(column)
-        _require_finite(features[:, number], f"data.uri: {spec.uri}: column {name!r}")
-    return features
-
-
-def _targets(raw: Raw, spec: DataSpec, task: Task) -> tuple[Array, list[str] | None]:
+def _targets(
+    raw: Raw, spec: DataSpec, task: Task, scans: Mapping[str, ColumnScan]
+) -> tuple[Array, list[str] | None]:
     """Targets, and the names of the classes if they are classes."""
     import numpy as np
-    import pyarrow as pa
 
     if raw.targets is not None:
         if task.endswith("classification") or raw.targets.dtype.kind not in "biuf":
@@ -225,40 +271,11 @@ def _targets(raw: Raw, spec: DataSpec, task: Task) -> tuple[Array, list[str] | N
         targets = np.ascontiguousarray(raw.targets, dtype=np.float32)
         _require_finite(targets, f"data.target: {spec.target!r}")
         return targets, None
-    if spec.target not in raw.table.column_names:
+    if spec.target not in scans:
         _no_such_target(raw, spec)
-    column = raw.table.column(spec.target)
-    where = f"data.target: {spec.target!r}"
-    _require_present(column, where)
-    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    whole, flag = pa.types.is_integer(column.type), pa.types.is_boolean(column.type)
-    if not (text or whole or flag or pa.types.is_floating(column.type)):
-        raise BadInput(f"{where} holds {column.type}; allowed: numbers, texts, true and false")
-    if task.endswith("classification") or (task == "custom" and (text or flag)):
-        if pa.types.is_floating(column.type):
-            numbers = to_numpy(column)
-            if not np.array_equal(numbers, np.floor(numbers)) or not np.isfinite(numbers).all():
-                raise BadInput(
-                    f"{where} holds fractions; "
-                    f"allowed for {task}: whole numbers, texts, true and false"
-                )
-            column = pa.chunked_array([to_arrow(numbers.astype(np.int64))])
-        codes, classes = _codes(column)
-        return to_numpy(codes).astype(np.int64), classes
-    if text:
-        raise BadInput(f"{where} holds texts; allowed for {task}: numbers")
-    targets = to_numpy(column).astype(np.int64 if whole and task == "custom" else np.float32)
-    _require_finite(targets, where)
-    return targets, None
-
-
-def _codes(column: Any) -> tuple[Any, list[str]]:
-    """Each value's index in the sorted list of distinct values, and that list."""
-    from pyarrow import compute
-
-    values = column.unique()
-    values = values.take(compute.array_sort_indices(values))
-    return compute.index_in(column, value_set=values), [str(value) for value in values.to_pylist()]
+    form = target_column(scans[spec.target], task)
+    parts = [form.array(chunk) for chunk in raw.table.column(spec.target).chunks]
+    return np.concatenate(parts), form.classes
 
 
 def _no_such_target(raw: Raw, spec: DataSpec) -> NoReturn:
@@ -268,12 +285,6 @@ def _no_such_target(raw: Raw, spec: DataSpec) -> NoReturn:
         f"data.target: got {spec.target!r}; "
         f"allowed: a column of {spec.uri}: {listed or 'it has none'}"
     )
-
-
-def _require_present(column: Any, where: str) -> None:
-    missing = column.null_count
-    if missing:
-        raise BadInput(f"{where}: {missing} of {len(column)} values are missing; allowed: none")
 
 
 def _require_finite(array: Array, where: str) -> None:

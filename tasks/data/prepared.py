@@ -1,6 +1,7 @@
 """Data in the form that ranks read: arrays that are mapped into memory, made once per content.
 
-    <home>/prepared/<key>/schema.json, targets.npy, inputs-0.npy, …    key: of content and job
+    <home>/prepared/<key>/schema.json, vocabularies.json, targets.npy, inputs-0.npy, …
+        key: of content and job, without the split
     <home>/prepared/digests/<file state>                               a content's SHA-256
 
 The first process that needs a content makes its folder, under a lock; all processes of the machine
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.named_file import write_named
 from trainwright.infra.lock import locked
-from trainwright.tasks.data.dataset import Dataset, load
+from trainwright.tasks.data.dataset import Dataset, divided, load
 from trainwright.tasks.data.sources import content_sha256, files_of
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import DataSchema
@@ -32,28 +33,31 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_FORMAT = 1
+_FORMAT = 2
 """Counts changes of the arrays that `dataset.load` makes of a content."""
 _KEPT_DAYS = 30
-_SCHEMA, _TARGETS = "schema.json", "targets.npy"
+_SCHEMA, _VOCABULARIES, _TARGETS = "schema.json", "vocabularies.json", "targets.npy"
 
 
-def prepared(spec: DataSpec, home: Path) -> Dataset:
+def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
     """A local source's dataset, with arrays that are mapped from files below `home`.
 
-    Raises BadInput if the source can't be read or does not fit the task, or if the disk is full.
+    `seed` is that of the split. Raises BadInput if the source can't be read or does not fit the
+    task, or if the disk is full.
     """
     root = home / "prepared"
-    given = [_FORMAT, _digest(spec, root), spec.target, spec.task, spec.validation_fraction]
+    given = [_FORMAT, _digest(spec, root), spec.target, spec.task, spec.missing]
     folder = root / hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32]
-    if (found := _mapped(folder)) is not None:
+    if (found := _mapped(folder, spec, seed)) is not None:
         return found
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / f"{folder.name}.lock", wait=True):
-        if (found := _mapped(folder)) is None:  # else another process has made it meanwhile
+        if (
+            found := _mapped(folder, spec, seed)
+        ) is None:  # else another process has made it meanwhile
             _remove_unused(root)
             _write(load(spec), folder)
-            found = _mapped(folder)
+            found = _mapped(folder, spec, seed)
             assert found is not None
     return found
 
@@ -71,12 +75,13 @@ def _digest(spec: DataSpec, root: Path) -> str:
     return found
 
 
-def _mapped(folder: Path) -> Dataset | None:
+def _mapped(folder: Path, spec: DataSpec, seed: int) -> Dataset | None:
     """The dataset in a folder; None if it is missing or damaged."""
     import numpy as np
 
     try:
         schema = DataSchema.model_validate_json((folder / _SCHEMA).read_bytes())
+        vocabularies = json.loads((folder / _VOCABULARIES).read_bytes())
         os.utime(folder)
         # Copy on write: processes share the pages, and torch accepts the arrays.
         arrays = [
@@ -88,7 +93,8 @@ def _mapped(folder: Path) -> Dataset | None:
     targets, *inputs = arrays
     if any(len(array) != schema.rows for array in arrays):
         return None
-    return Dataset(dict(zip(schema.inputs, inputs, strict=True)), targets, schema)
+    named = dict(zip(schema.inputs, inputs, strict=True))
+    return divided(named, targets, schema, vocabularies, spec, seed)
 
 
 def _write(dataset: Dataset, folder: Path) -> None:
@@ -111,6 +117,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
         part.mkdir()
         for name, array in arrays.items():
             np.save(part / name, array)
+        (part / _VOCABULARIES).write_text(json.dumps(dataset.vocabularies))
         (part / _SCHEMA).write_text(dataset.schema.model_dump_json(indent=1))
         part.rename(folder)
     except OSError as error:

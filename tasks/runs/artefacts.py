@@ -64,8 +64,8 @@ class Column(Value):
     missing: int = Field(default=0, description="rows without a value")
     vocabulary: int = Field(
         default=0,
-        description="number of codes of a category, with code 0 for missing and unknown values; "
-        "0 for other kinds",
+        description="codes of a category, an upper bound for every split: 0 stands for missing and "
+        "unknown values; 0 for columns without codes",
     )
 
 
@@ -84,6 +84,9 @@ class DataSchema(Value):
     target_dtype: str
     classes: list[str] | None = Field(
         default=None, description="labels in the order of their numbers"
+    )
+    dropped: list[str] = Field(
+        default_factory=list, description="columns without any value; the model does not get them"
     )
     sha256: str = Field(description="digest of the content; a change of the data changes it")
     columns: list[Column] = Field(

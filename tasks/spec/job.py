@@ -68,6 +68,11 @@ class DataSpec(Document):
     validation_fraction: Fraction = Field(
         default=0.2, description="share of rows held out for validation"
     )
+    missing: Literal["auto", "refuse", "keep"] = Field(
+        default="auto",
+        description="missing values of a table's inputs: refused, or kept as NaN and code 0; auto: "
+        "refused if the job names a model, else kept",
+    )
     expectations: str | None = Field(
         default=None,
         description="a Great Expectations suite (JSON); default: inferred from the data",
@@ -384,6 +389,13 @@ class Job(Document):
     devices: DeviceFilter = DeviceFilter()
     schedule: Schedule | None = None
     promotion: Promotion | None = None
+
+    @model_validator(mode="after")
+    def _values_may_miss_without_a_model(self) -> Job:
+        if self.model is None and self.data.missing == "auto":
+            kept = self.data.model_copy(update={"missing": "keep"})
+            object.__setattr__(self, "data", kept)  # frozen, and still being made
+        return self
 
     @property
     def needs_approval(self) -> bool:

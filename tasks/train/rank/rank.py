@@ -343,7 +343,7 @@ class Rank(Replica):
         begin = sum(parts[: self.number])
         rows = self.validation_rows[begin : begin + parts[self.number]]
         figures, schema = torch.zeros(3, dtype=torch.float64), self.request.schema_
-        first = self._targets[int(self.validation_rows[0])].reshape(-1)[0]
+        first = self._rows(self.validation_rows[:1])[1].reshape(-1)[0]
         classes, naive = len(schema.classes or ()), self._naive_error()
         sums = sums_of(schema.task, classes, float(first), self.device, naive)
         size = max(LEAST_VALIDATION_BATCH, self.split[self.number])

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253 - only ranks import this
+import numpy as np  # noqa: TID253 - only ranks import this
+import torch  # noqa: TID253
 
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
@@ -77,22 +78,33 @@ class Replica:
     def _take(self, dataset: data.Dataset) -> None:
         request = self.request
         require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
-        arrays = [*dataset.inputs.values(), dataset.targets]
+        self.train_rows, self.validation_rows = dataset.split.train, dataset.split.validation
+        self._dataset = dataset
         # Small data stays on a GPU; else, and on CPUs, each batch is read from the mapped files.
-        small = sum(array.nbytes for array in arrays) <= _KEPT_BYTES
-        self._kept_on = self.device if small else torch.device("cpu")
-        self._inputs = {
-            name: torch.from_numpy(array).to(self._kept_on)
-            for name, array in dataset.inputs.items()
-        }
-        self._targets = torch.from_numpy(dataset.targets).to(self._kept_on)
-        self.train_rows, self.validation_rows = data.split_rows(
-            dataset.schema.rows, request.job.data.validation_fraction, self.spec.seed
+        self._kept: tuple[dict[str, torch.Tensor], torch.Tensor] | None = None
+        stored = [*dataset.inputs.values(), dataset.targets]
+        if self.device.type != "cpu" and sum(array.nbytes for array in stored) <= _KEPT_BYTES:
+            inputs, targets = self._read(np.arange(dataset.schema.rows))
+            self._kept = (
+                {name: tensor.to(self.device) for name, tensor in inputs.items()},
+                targets.to(self.device),
+            )
+
+    def _read(self, rows: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Rows in host memory."""
+        inputs, targets = self._dataset.batch(rows)
+        return {name: torch.from_numpy(array) for name, array in inputs.items()}, torch.from_numpy(
+            targets
         )
 
-    def _rows(self, tensor: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        chosen = tensor[index]
-        return chosen.to(self.device, dtype if chosen.is_floating_point() else chosen.dtype)
+    def _rows(self, rows: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        if self._kept is None:
+            return self._read(rows)
+        index = torch.as_tensor(rows, device=self.device)
+        return {name: kept[index] for name, kept in self._kept[0].items()}, self._kept[1][index]
+
+    def _to_device(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(self.device, dtype if tensor.is_floating_point() else tensor.dtype)
 
     def _build_model(self, definition: ModelDefinition) -> None:
         request = self.request
@@ -164,11 +176,9 @@ class Replica:
             raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
 
     def _batch(self, rows: Any) -> tuple[Any, torch.Tensor]:
-        index = torch.as_tensor(rows, device=self._kept_on)
-        inputs = {
-            name: self._rows(tensor, index, self._dtype) for name, tensor in self._inputs.items()
-        }
-        targets = self._rows(self._targets, index, wide(self._dtype))
+        found, targets = self._rows(rows)
+        inputs = {name: self._to_device(tensor, self._dtype) for name, tensor in found.items()}
+        targets = self._to_device(targets, wide(self._dtype))
         return next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets
 
     def _naive_error(self) -> float | None:
@@ -177,14 +187,15 @@ class Replica:
         From at most `NAIVE_ROWS` evenly spaced rows. None unless it is a forecast from an input
         `history`, (rows, times).
         """
-        history = self._inputs.get("history")
-        if self.request.schema_.task != "forecasting" or history is None or history.ndim != 2:
+        schema = self.request.schema_
+        if schema.task != "forecasting" or len(schema.inputs.get("history", ())) != 1:
             return None
         if self._naive is None:
-            spaced = self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
-            rows = torch.as_tensor(spaced, device=self._kept_on)
-            following = self._targets.reshape(len(self._targets), -1)[:, 0]
-            self._naive = naive_error(history[:, -1][rows], following[rows])
+            inputs, targets = self._rows(
+                self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
+            )
+            following = targets.reshape(len(targets), -1)[:, 0]
+            self._naive = naive_error(inputs["history"][:, -1], following)
         return self._naive
 
     def _correct(self, outputs: Any, targets: torch.Tensor) -> float:

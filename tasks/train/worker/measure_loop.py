@@ -180,14 +180,11 @@ def case_of(job: Job, work: Path) -> Case:
     )
     what = TrainingStepSpec(definition, job.model.config, spec, job.train.optimizer.model_dump())
     alone = prepare(what, model_source.build(definition, job.model.config), batch)
-    rows, inputs = (
-        order[:batch],
-        {name: torch.from_numpy(array) for name, array in dataset.inputs.items()},
-    )
     # From the data, not zeros: layers that branch on values, such as pooling, run faster on zeros.
-    chosen = {name: tensor[rows] for name, tensor in inputs.items()}
-    targets = torch.from_numpy(dataset.targets)[rows]
-    alone.micro_batches = [(next(iter(chosen.values())) if len(chosen) == 1 else chosen, targets)]
+    inputs, targets = dataset.batch(order[:batch])
+    chosen = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    given = next(iter(chosen.values())) if len(chosen) == 1 else chosen
+    alone.micro_batches = [(given, torch.from_numpy(targets))]
     return Case(loop_work(trace(what, batch), batch), trained, alone)
 
 

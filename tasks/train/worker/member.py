@@ -113,10 +113,8 @@ def _await_device(channel: Channel) -> int:
 def _load_rank(order: Order, number: int, model: ModelDefinition | None, peers: Peers) -> Rank:
     """Load the data, then build the model with the rank's CPU share."""
     request = order.request
-    dataset, planned = (
-        prepared(request.local_data, request.settings.home),
-        request.plan.devices[number],
-    )
+    dataset = prepared(request.local_data, request.settings.home, request.job.train.seed)
+    planned = request.plan.devices[number]
     torch.set_num_threads(threads_of(planned.cores))
     if (cgroup := order.cgroups[number]) is not None:
         join_cgroup(Path(cgroup))

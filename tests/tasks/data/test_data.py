@@ -12,18 +12,20 @@ import doors
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
 from trainwright.infra.local import start_s3, stop_s3
 from trainwright.tasks.data import dataset
-from trainwright.tasks.data.dataset import Dataset, split_rows
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.row_split import split_rows
 from trainwright.tasks.data.sources import localized
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.spec.job import DataSpec, Job
 from trainwright.tasks.storage.connect import open_store
 
 PEOPLE = (
@@ -87,7 +89,7 @@ def test_loading_imports_no_pandas(tmp_path: Path) -> None:
     code = f"""if True:
         import sys
         from trainwright.tasks.data.dataset import load
-        from trainwright.tasks.spec.job import DataSpec
+        from trainwright.tasks.spec.job import DataSpec, Job
         for uri in {uris!r}:
             load(DataSpec(uri=uri))
         heavy = ("pandas", "torch", "great_expectations", "sklearn")
@@ -95,12 +97,93 @@ def test_loading_imports_no_pandas(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_a_table_gives_numbers_text_codes_and_classes(tmp_path: Path) -> None:
+def test_a_table_gives_numbers_categories_and_classes(tmp_path: Path) -> None:
     people = load(DataSpec(uri=write(tmp_path, "people.csv", PEOPLE)))
-    assert people.inputs["inputs"].tolist() == [[20, 1, 1], [31.5, 0, 0], [40, 1, 1], [52, 0, 0]]
-    assert people.targets.tolist() == [1, 0, 1, 0]
-    assert people.schema.classes == ["no", "yes"]
+    inputs, targets = people.batch(np.arange(4))
+    assert inputs["numbers"].tolist() == [[20, 1], [31.5, 0], [40, 1], [52, 0]]
+    codes = people.names()["colour"]
+    expected = [codes.index(one) + 1 for one in ("red", "blue", "red", "blue")]
+    assert inputs["categories"].ravel().tolist() == expected
+    assert targets.tolist() == [1, 0, 1, 0]
+    assert people.names()["label"] == people.schema.classes == ["no", "yes"]
     assert people.schema.task == "tabular-classification"
+    assert people.schema.inputs == {"numbers": (2,), "categories": (1,)}
+    assert people.schema.input_dtypes == {"numbers": "float32", "categories": "int64"}
+    assert people.schema.columns == [
+        Column(name="age", kind="number"),
+        Column(name="colour", kind="category", vocabulary=3),
+        Column(name="member", kind="number"),
+    ]
+
+
+def test_a_table_of_texts_has_categories_only(tmp_path: Path) -> None:
+    table = "a,b,label\n" + "".join(f"{n % 3}x,{n % 5}y,{n % 2}\n" for n in range(30))
+    found = load(DataSpec(uri=write(tmp_path, "texts.csv", table)))
+    assert (found.schema.inputs, list(found.inputs)) == ({"categories": (2,)}, ["categories"])
+    assert found.names()["a"] == ["0x", "1x", "2x"]
+
+
+TEXTS = st.one_of(st.none(), st.sampled_from(["a", "b", "é", ""]), st.text(max_size=3))
+
+
+@given(values=st.lists(TEXTS, min_size=10, max_size=60), seed=st.integers(0, 99))
+def test_codes_are_places_among_the_values_of_the_training_part(
+    values: list[str | None], seed: int
+) -> None:
+    assume(any(value is not None for value in values))
+    labels = [number % 2 for number in range(len(values))]
+    table = pa.table({"c": pa.array(values, pa.string()), "x": labels, "label": labels})
+    found = dataset.from_raw(Raw("", table), DataSpec(uri="-", missing="keep"), seed)
+    train, held_out = found.split.train, found.split.validation
+    known = sorted({value for row in train if (value := values[row]) is not None})
+    assert found.names()["c"] == known
+    assert found.schema.columns[0].missing == values.count(None)
+    for part in (train, held_out):
+        codes = found.batch(part)[0]["categories"].ravel()
+        for row, code in zip(part, codes, strict=True):
+            assert code == (known.index(values[row]) + 1 if values[row] in known else 0)
+        assert codes.max(initial=0) < found.schema.columns[0].vocabulary
+
+
+def test_missing_numbers_are_nan_where_the_job_keeps_them(tmp_path: Path) -> None:
+    table = "a,b,label\n" + "".join(f"{n if n % 3 else ''},{n},{n % 2}\n" for n in range(12))
+    found = load(DataSpec(uri=write(tmp_path, "gaps.csv", table), missing="keep"))
+    assert np.isnan(found.inputs["inputs"][:, 0]).tolist() == [n % 3 == 0 for n in range(12)]
+    assert [one.missing for one in found.schema.columns] == [4, 0]
+
+
+def test_a_column_without_values_is_left_out(tmp_path: Path) -> None:
+    table = "a,none,label\n" + "".join(f"{n},,{n % 2}\n" for n in range(12))
+    uri = write(tmp_path, "none.csv", table)
+    for missing in ("auto", "keep"):
+        schema = describe(DataSpec(uri=uri, missing=missing))
+        assert (schema.inputs, schema.dropped) == ({"inputs": (1,)}, ["none"])
+    with pytest.raises(BadInput, match="column 'none': 12 of 12 values are missing"):
+        describe(DataSpec(uri=uri, missing="refuse"))
+
+
+def test_missing_values_are_kept_only_for_a_job_without_a_model() -> None:
+    data = {"uri": "a.csv"}
+    assert Job.model_validate({"name": "a", "data": data}).data.missing == "keep"
+    given_model = {"name": "a", "data": data, "model": {"source": "m.py"}}
+    assert Job.model_validate(given_model).data.missing == "auto"
+    refusing = {"name": "a", "data": {**data, "missing": "refuse"}}
+    assert Job.model_validate(refusing).data.missing == "refuse"
+
+
+def test_hostile_names_pass_through_unharmed(tmp_path: Path) -> None:
+    names = ['"; import os #', "a\nb", "{{x}}", "<b>", "__class__", "ü" * 300]
+    hostile = ["'); DROP TABLE", "\\", "\x00", "</script>", "\u202e"]
+    columns: dict[str, Any] = {name: [float(n) for n in range(20)] for name in names}
+    columns |= {
+        "c": [hostile[n % 5] for n in range(20)],
+        "label": [hostile[n % 2] for n in range(20)],
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "hostile.parquet")
+    found = load(DataSpec(uri=str(tmp_path / "hostile.parquet")))
+    assert [one.name for one in found.schema.columns] == [*names, "c"]
+    assert found.names() == {"c": sorted(hostile), "label": sorted(hostile[:2])}
+    assert DataSchema.model_validate_json(found.schema.model_dump_json()) == found.schema
 
 
 def test_parquet_and_csv_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
@@ -115,7 +198,8 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same_dataset(tmp_path: Path) 
         load(DataSpec(uri=uri))
         for uri in (f"file://{tmp_path}/people.parquet", write(tmp_path, "people.csv", PEOPLE))
     )
-    assert np.array_equal(one.inputs["inputs"], other.inputs["inputs"])
+    for name in ("numbers", "categories"):
+        assert np.array_equal(one.inputs[name], other.inputs[name])
     assert np.array_equal(one.targets, other.targets)
     assert one.schema.sha256 != other.schema.sha256
 
@@ -213,10 +297,29 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
         ),
         (
             "a.csv",
-            "a,label\n" + "".join(f"t{n},x\n" for n in range(60)),
+            "a,label\n1,x\n2,x\n",
             {},
-            "column 'a' holds 60 different texts",
+            "data.target: 'label' is 'x' in all 2 rows; allowed: at least two classes",
         ),
+        (
+            "a.csv",
+            "a,label\n1,0.5\n2,0.5\n",
+            {},
+            "data.target: 'label' is '0.5' in all 2 rows; allowed: numbers that differ",
+        ),
+        (
+            "a.csv",
+            "a,label\n" + "".join(f"{n},c{n}\n" for n in range(10_001)),
+            {},
+            "'label' holds more than 10,000 different values; allowed for tabular-classification",
+        ),
+        (
+            "a.csv",
+            "a,b,label\n1e39,,x\n2,3,y\n",
+            {"missing": "keep"},
+            "column 'a': 1 of 2 values are infinite; allowed: none",
+        ),
+        ("a.csv", b"a,label\n\xff\xfe,x\nb,y\n", {}, "the column 'a' is not UTF-8 text"),
         (
             "a.csv",
             "a,label\n1,x\n2,y\n",

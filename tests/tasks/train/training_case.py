@@ -16,6 +16,7 @@ import psutil
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.data import dataset as data
+from trainwright.tasks.data import row_split
 from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.folder import FolderStore
@@ -179,7 +180,7 @@ def alone(
     grouped: Any = model.parameters() if all_decay else [{"params": decayed}, *free]
     optimizer = make[spec.optimizer.name](grouped)
     dataset = data.load(asked.job.data)
-    rows, held_out = data.split_rows(
+    rows, held_out = row_split.split_rows(
         len(dataset.targets), asked.job.data.validation_fraction, spec.seed
     )
     inputs, labels = torch.from_numpy(dataset.inputs["inputs"]), torch.from_numpy(dataset.targets)

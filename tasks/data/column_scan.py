@@ -1,0 +1,200 @@
+"""What a table's columns hold, found in one pass over its record batches in bounded memory.
+
+A column is scanned for missing and infinite values, and for its distinct values where these become
+codes: texts, dictionaries, and the target. A column with more than a million different texts is
+pruned to the most frequent ones whenever it exceeds that, so rare texts may lose their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+MOST_CODES = 65_535
+"""A category column's most frequent values have a code, which fits into 16 bits."""
+MOST_CLASSES = 10_000
+_MOST_COUNTED = 1_000_000
+_MOST_BYTES = 128 * 2**20
+_MERGED_AT = 4
+
+
+@dataclass
+class ValueCounts:
+    """The distinct values of a column with their number of rows.
+
+    Beyond `limit` values or 128 MiB, `pruned` is set and the rarer half is dropped; with `give_up`,
+    counting ends there.
+    """
+
+    limit: int
+    give_up: bool = False
+    pruned: bool = False
+    _parts: list[Any] = field(default_factory=list)
+
+    def add(self, values: Any) -> None:
+        """Count a chunk without missing values."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        if self.pruned and self.give_up:
+            return
+        counted = compute.value_counts(values)
+        found = counted.field(0)
+        if is_text(found.type):
+            found = found.cast(pa.large_string())
+        self._parts.append(pa.table([found, counted.field(1)], names=["value", "rows"]))
+        if len(self._parts) > _MERGED_AT:
+            self._merge()
+
+    def _merge(self) -> None:
+        import pyarrow as pa
+
+        whole = pa.concat_tables(self._parts).group_by("value", use_threads=False)
+        table = whole.aggregate([("rows", "sum")]).rename_columns({"rows_sum": "rows"})
+        while len(table) > self.limit or (table.nbytes > _MOST_BYTES and len(table) > 1):
+            by_rows = table.sort_by([("rows", "descending"), ("value", "ascending")])
+            table, self.pruned = by_rows.slice(0, min(len(table), self.limit) // 2), True
+        self._parts = [table]
+
+    def table(self) -> Any:
+        """The columns `value` and `rows`, sorted by value."""
+        self._merge()
+        return self._parts[0].sort_by("value")
+
+    def most_frequent(self, count: int) -> Any:
+        """The most frequent values (of equal frequency, the first), sorted."""
+        table = self.table()
+        if len(table) > count:
+            by_rows = table.sort_by([("rows", "descending"), ("value", "ascending")])
+            table = by_rows.slice(0, count).sort_by("value")
+        return table.column("value").combine_chunks()
+
+
+@dataclass
+class ColumnScan:
+    """One column: its Arrow type, and counts over all rows."""
+
+    name: str
+    type: Any
+    rows: int = 0
+    missing: int = 0
+    """rows without a value: null"""
+    nan: int = 0
+    infinite: int = 0
+    """infinite, or too large for float32"""
+    values: ValueCounts | None = None
+    is_target: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row has a value."""
+        return self.missing + self.nan == self.rows
+
+    def add(self, column: Any) -> None:
+        """Add a chunk of the column. Raises ValueError if its texts are not UTF-8."""
+        import numpy as np
+
+        if is_category(column.type):
+            _require_utf8(column, self.name)
+        self.rows += len(column)
+        self.missing += column.null_count
+        if is_number(column.type):
+            numbers = as_float32(column)
+            self.nan += int(np.count_nonzero(np.isnan(numbers))) - column.null_count
+            self.infinite += int(np.count_nonzero(np.isinf(numbers)))
+        if self.values is not None:
+            values = plain(column) if self.is_target else as_texts(column)
+            self.values.add(values.drop_null())
+
+
+def scan(batches: Iterable[Any], schema: Any, target: str | None) -> dict[str, ColumnScan]:
+    """The scan of each column of record batches with one Arrow schema, by name.
+
+    Values are counted of texts and dictionaries, and of the target.
+    """
+    columns = {}
+    for entry in schema:
+        counts, is_target = None, entry.name == target
+        if is_target and (is_category(entry.type) or is_number(entry.type)):
+            counts = ValueCounts(10 * MOST_CLASSES, give_up=True)
+        elif is_category(entry.type):
+            counts = ValueCounts(_MOST_COUNTED)
+        columns[entry.name] = ColumnScan(entry.name, entry.type, values=counts, is_target=is_target)
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            columns[name].add(column)
+    return columns
+
+
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type holds texts."""
+    import pyarrow as pa
+
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def is_category(kind: Any) -> bool:
+    """Whether an Arrow type holds texts, or a dictionary of texts or numbers."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type) or is_number(kind.value_type)
+    return is_text(kind)
+
+
+def is_number(kind: Any) -> bool:
+    """Whether an Arrow type holds numbers, or true and false."""
+    import pyarrow as pa
+
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def plain(column: Any) -> Any:
+    """A chunk without dictionary encoding; texts with 64-bit offsets."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.large_string()) if is_text(column.type) else column
+
+
+def as_texts(column: Any) -> Any:
+    """A chunk's values as texts: those of a dictionary of numbers in Arrow's notation."""
+    import pyarrow as pa
+
+    return plain(column).cast(pa.large_string())
+
+
+def as_float32(column: Any) -> Array:
+    """A chunk of numbers as float32: NaN for missing ones, 1 and 0 for true and false."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    column = column.cast(pa.float32(), safe=False)
+    if column.null_count:
+        column = compute.fill_null(column, pa.scalar(float("nan"), pa.float32()))
+    numbers: Array = np.from_dlpack(column)
+    return numbers
+
+
+def _require_utf8(column: Any, name: str) -> None:
+    import pyarrow as pa
+
+    texts = column.dictionary if pa.types.is_dictionary(column.type) else column
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raise ValueError(f"the column {name!r} is not UTF-8 text") from None

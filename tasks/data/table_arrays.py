@@ -1,0 +1,132 @@
+"""How the columns of a table become a model's input arrays.
+
+A table of numbers is one array `inputs`. With text columns it is `numbers` (missing ones NaN) and
+`categories`. Stored codes are places in a vocabulary of the whole table: the most frequent values
+of a column, sorted as text, from 1 on; 0 stands for missing and rare ones. So they do not depend on
+the split; `row_split` makes the codes of a training part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainwright.tasks.data.column_scan import (
+    MOST_CODES,
+    ColumnScan,
+    as_float32,
+    as_texts,
+    is_category,
+    is_number,
+)
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import Column
+from trainwright.tasks.spec.job import DataSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+CATEGORIES = "categories"
+CODE_DTYPE = "uint16"
+
+
+@dataclass(frozen=True)
+class TableArrays:
+    """The columns that are inputs, in the table's order, and the vocabularies of the categories."""
+
+    columns: list[Column]
+    vocabularies: dict[str, Any]
+    """by category column: the values of codes 1, 2, …, as Arrow"""
+    dropped: list[str]
+    """columns without any value"""
+
+    @property
+    def _names(self) -> dict[str, list[str]]:
+        numbers = [one.name for one in self.columns if one.kind == "number"]
+        categories = [one.name for one in self.columns if one.kind == "category"]
+        first = "numbers" if categories else "inputs"
+        return {
+            name: found for name, found in ((first, numbers), (CATEGORIES, categories)) if found
+        }
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one row, by input."""
+        return {name: (len(columns),) for name, columns in self._names.items()}
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The type of each input as it is stored."""
+        return {name: CODE_DTYPE if name == CATEGORIES else "float32" for name in self._names}
+
+    def of(self, batch: Any) -> dict[str, Array]:
+        """The input arrays of a record batch, as they are stored."""
+        import numpy as np
+
+        found = {}
+        for name, columns in self._names.items():
+            array = np.empty((batch.num_rows, len(columns)), self.dtypes[name])
+            for at, column in enumerate(columns):
+                values = batch.column(column)
+                array[:, at] = (
+                    self._codes(values, column) if name == CATEGORIES else as_float32(values)
+                )
+            found[name] = array
+        return found
+
+    def _codes(self, column: Any, name: str) -> Array:
+        import numpy as np
+        import pyarrow as pa
+        from pyarrow import compute
+
+        found = compute.index_in(as_texts(column), value_set=self.vocabularies[name])
+        codes: Array = np.from_dlpack(compute.fill_null(found, pa.scalar(-1, pa.int32()))) + 1
+        return codes.astype(CODE_DTYPE)
+
+
+def table_arrays(
+    scans: Mapping[str, ColumnScan], spec: DataSpec, other: Iterable[str] = ()
+) -> TableArrays:
+    """The form of a table's inputs: its columns except the target and `other`.
+
+    Raises BadInput for columns of other types, and for missing values that the job does not permit.
+    """
+    columns, vocabularies, dropped = list[Column](), dict[str, Any](), list[str]()
+    for name, scan in scans.items():
+        if name == spec.target or name in other:
+            continue
+        if scan.rows and scan.empty and spec.missing != "refuse":
+            dropped.append(name)
+            continue
+        _require_usable(scan, f"data.uri: {spec.uri}: column {name!r}", spec)
+        missing = scan.missing + scan.nan
+        if is_category(scan.type):
+            assert scan.values is not None
+            vocabularies[name] = scan.values.most_frequent(MOST_CODES)
+            size = len(vocabularies[name]) + 1
+            columns.append(Column(name=name, kind="category", missing=missing, vocabulary=size))
+        else:
+            columns.append(Column(name=name, kind="number", missing=missing))
+    if not columns:
+        raise BadInput(
+            f"data.uri: {spec.uri} has no column except the target; allowed: at least one input"
+        )
+    return TableArrays(columns, vocabularies, dropped)
+
+
+def _require_usable(scan: ColumnScan, where: str, spec: DataSpec) -> None:
+    keep = spec.missing == "keep"
+    if scan.missing and not keep:
+        raise BadInput(
+            f"{where}: {scan.missing} of {scan.rows} values are missing; "
+            "allowed: none, unless data.missing is keep"
+        )
+    if not (is_category(scan.type) or is_number(scan.type)):
+        raise BadInput(f"{where} holds {scan.type}; allowed: numbers, texts, true and false")
+    bad = scan.infinite if keep else scan.infinite + scan.nan
+    if bad:
+        what = "infinite" if keep else "NaN or infinite"
+        raise BadInput(f"{where}: {bad} of {scan.rows} values are {what}; allowed: none")

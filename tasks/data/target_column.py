@@ -1,0 +1,118 @@
+"""The target: the task that it stands for, its classes, and its values as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainwright.tasks.data.column_scan import (
+    MOST_CLASSES,
+    ColumnScan,
+    is_category,
+    is_number,
+    is_text,
+    plain,
+)
+from trainwright.tasks.data.formats import to_numpy
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.job import Task
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+MAX_CLASSES = 100
+"""An integer target with at most this many distinct values counts as classes."""
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """How a column's values become targets: class numbers (int64) or quantities.
+
+    `values` are the classes in the order of their numbers, as Arrow; None for quantities.
+    """
+
+    dtype: str
+    values: Any = None
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes."""
+        return None if self.values is None else [str(one) for one in self.values.to_pylist()]
+
+    def array(self, column: Any) -> Array:
+        """A chunk of the column as targets."""
+        from pyarrow import compute
+
+        if self.values is None:
+            return to_numpy(plain(column)).astype(self.dtype)
+        values = plain(column).cast(self.values.type)
+        return to_numpy(compute.index_in(values, value_set=self.values)).astype("int64")
+
+
+def looks_like_numbers(column: ColumnScan) -> bool:
+    """Whether a target is a quantity by its look: fractions, or many different whole numbers."""
+    import pyarrow as pa
+
+    if pa.types.is_floating(column.type):
+        return True
+    if not pa.types.is_integer(column.type) or column.values is None:
+        return False
+    distinct = len(column.values.table())
+    return column.values.pruned or distinct > min(MAX_CLASSES, max(2, column.rows // 2))
+
+
+def target_column(column: ColumnScan, task: Task) -> TargetColumn:
+    """The form of a target for a task. Raises BadInput if its values do not fit the task."""
+    import pyarrow as pa
+
+    where = f"data.target: {column.name!r}"
+    if column.missing:
+        raise BadInput(
+            f"{where}: {column.missing} of {column.rows} values are missing; allowed: none"
+        )
+    if not (is_category(column.type) or is_number(column.type)):
+        raise BadInput(f"{where} holds {column.type}; allowed: numbers, texts, true and false")
+    inner = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    text, flag = is_text(inner), pa.types.is_boolean(inner)
+    if task.endswith("classification") or (task == "custom" and (text or flag)):
+        return TargetColumn("int64", _classes(column, task, where))
+    if text:
+        raise BadInput(f"{where} holds texts; allowed for {task}: numbers")
+    if bad := column.nan + column.infinite:
+        raise BadInput(f"{where}: {bad} of {column.rows} values are NaN or infinite; allowed: none")
+    if task == "tabular-regression":
+        _require_two(column, where, "numbers that differ")
+    whole = pa.types.is_integer(inner) and task == "custom"
+    return TargetColumn("int64" if whole else "float32")
+
+
+def _classes(column: ColumnScan, task: Task, where: str) -> Any:
+    """The sorted classes."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    assert column.values is not None
+    values = column.values.table().column("value").combine_chunks()
+    if pa.types.is_floating(values.type):
+        whole = compute.all(compute.equal(values, compute.floor(values))).as_py()
+        if column.nan or column.infinite or whole is False:
+            raise BadInput(
+                f"{where} holds fractions; allowed for {task}: whole numbers, texts, true and false"
+            )
+        values = values.cast(pa.int64())
+    if column.values.pruned or len(values) > MOST_CLASSES:
+        raise BadInput(
+            f"{where} holds more than {MOST_CLASSES:,} different values; allowed for {task}: "
+            f"at most {MOST_CLASSES:,} classes"
+        )
+    _require_two(column, where, "at least two classes")
+    return values
+
+
+def _require_two(column: ColumnScan, where: str, allowed: str) -> None:
+    counts = column.values
+    if counts is not None and not counts.pruned and len(found := counts.table()) == 1:
+        value = str(found.column("value")[0].as_py())
+        raise BadInput(f"{where} is {value[:40]!r} in all {column.rows} rows; allowed: {allowed}")
