@@ -45,16 +45,15 @@ class ValueCounts:
         if self.pruned and self.give_up:
             return
         counted = compute.value_counts(values)
-        found = counted.field(0)
-        if is_text(found.type):
-            found = found.cast(pa.large_string())
-        self._parts.append(pa.table([found, counted.field(1)], names=["value", "rows"]))
+        self._parts.append(pa.table([counted.field(0), counted.field(1)], names=["value", "rows"]))
         if len(self._parts) > _MERGED_AT:
             self._merge()
 
     def _merge(self) -> None:
         import pyarrow as pa
 
+        if not self._parts:
+            self._parts = [pa.table({"value": pa.array([], pa.large_string()), "rows": []})]
         whole = pa.concat_tables(self._parts).group_by("value", use_threads=False)
         table = whole.aggregate([("rows", "sum")]).rename_columns({"rows_sum": "rows"})
         while len(table) > self.limit or (table.nbytes > _MOST_BYTES and len(table) > 1):
@@ -89,7 +88,6 @@ class ColumnScan:
     infinite: int = 0
     """infinite, or too large for float32"""
     values: ValueCounts | None = None
-    is_target: bool = False
 
     @property
     def empty(self) -> bool:
@@ -100,7 +98,7 @@ class ColumnScan:
         """Add a chunk of the column. Raises ValueError if its texts are not UTF-8."""
         import numpy as np
 
-        if is_category(column.type):
+        if is_text(column.type):
             _require_utf8(column, self.name)
         self.rows += len(column)
         self.missing += column.null_count
@@ -109,23 +107,22 @@ class ColumnScan:
             self.nan += int(np.count_nonzero(np.isnan(numbers))) - column.null_count
             self.infinite += int(np.count_nonzero(np.isinf(numbers)))
         if self.values is not None:
-            values = plain(column) if self.is_target else as_texts(column)
-            self.values.add(values.drop_null())
+            self.values.add(plain(column).drop_null())
 
 
 def scan(batches: Iterable[Any], schema: Any, target: str | None) -> dict[str, ColumnScan]:
     """The scan of each column of record batches with one Arrow schema, by name.
 
-    Values are counted of texts and dictionaries, and of the target.
+    Values are counted of texts and of the target.
     """
     columns = {}
     for entry in schema:
-        counts, is_target = None, entry.name == target
-        if is_target and (is_category(entry.type) or is_number(entry.type)):
+        counts = None
+        if entry.name == target and (is_text(entry.type) or is_number(entry.type)):
             counts = ValueCounts(10 * MOST_CLASSES, give_up=True)
-        elif is_category(entry.type):
+        elif is_text(entry.type):
             counts = ValueCounts(_MOST_COUNTED)
-        columns[entry.name] = ColumnScan(entry.name, entry.type, values=counts, is_target=is_target)
+        columns[entry.name] = ColumnScan(entry.name, entry.type, values=counts)
     for batch in batches:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             columns[name].add(column)
@@ -141,15 +138,6 @@ def is_text(kind: Any) -> bool:
     )
 
 
-def is_category(kind: Any) -> bool:
-    """Whether an Arrow type holds texts, or a dictionary of texts or numbers."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        return is_text(kind.value_type) or is_number(kind.value_type)
-    return is_text(kind)
-
-
 def is_number(kind: Any) -> bool:
     """Whether an Arrow type holds numbers, or true and false."""
     import pyarrow as pa
@@ -160,19 +148,10 @@ def is_number(kind: Any) -> bool:
 
 
 def plain(column: Any) -> Any:
-    """A chunk without dictionary encoding; texts with 64-bit offsets."""
+    """A chunk, with 64-bit offsets if it holds texts."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     return column.cast(pa.large_string()) if is_text(column.type) else column
-
-
-def as_texts(column: Any) -> Any:
-    """A chunk's values as texts: those of a dictionary of numbers in Arrow's notation."""
-    import pyarrow as pa
-
-    return plain(column).cast(pa.large_string())
 
 
 def as_float32(column: Any) -> Array:
@@ -193,8 +172,7 @@ def as_float32(column: Any) -> Array:
 def _require_utf8(column: Any, name: str) -> None:
     import pyarrow as pa
 
-    texts = column.dictionary if pa.types.is_dictionary(column.type) else column
     try:
-        texts.validate(full=True)
+        column.validate(full=True)
     except pa.ArrowInvalid:
         raise ValueError(f"the column {name!r} is not UTF-8 text") from None

@@ -74,7 +74,7 @@ class Dataset:
         Codes are those of the training part, which `batch` gives.
         """
         found = {
-            name: [values[code - 1] for code in given.nonzero()[0]]
+            name: [values[code - 1] for code in given.nonzero()[0].tolist()]
             for (name, values), given in zip(
                 self.vocabularies.items(), self.split.codes, strict=True
             )

@@ -89,7 +89,7 @@ def digits_path() -> Path:
 def read_table(path: Path) -> Any:
     """The pyarrow table in a .parquet, .npy or .csv file. Raises ValueError.
 
-    Decimals and float16 become float64.
+    Dictionary columns become plain values; decimals and float16 become float64.
     """
     import numpy as np
     import pyarrow as pa
@@ -118,7 +118,11 @@ def read_table(path: Path) -> Any:
     for number, entry in enumerate(table.schema):
         if pa.types.is_binary(entry.type) and path.suffix.lower() == ".csv":
             raise ValueError(f"the column {entry.name!r} is not UTF-8 text")
-        if pa.types.is_decimal(entry.type) or pa.types.is_float16(entry.type):
+        if pa.types.is_dictionary(entry.type):
+            table = table.set_column(
+                number, entry.name, table.column(number).cast(entry.type.value_type)
+            )
+        elif pa.types.is_decimal(entry.type) or pa.types.is_float16(entry.type):
             table = table.set_column(number, entry.name, table.column(number).cast(pa.float64()))
     return table
 

@@ -16,9 +16,9 @@ from trainwright.tasks.data.column_scan import (
     MOST_CODES,
     ColumnScan,
     as_float32,
-    as_texts,
-    is_category,
     is_number,
+    is_text,
+    plain,
 )
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column
@@ -82,7 +82,7 @@ class TableArrays:
         import pyarrow as pa
         from pyarrow import compute
 
-        found = compute.index_in(as_texts(column), value_set=self.vocabularies[name])
+        found = compute.index_in(plain(column), value_set=self.vocabularies[name])
         codes: Array = np.from_dlpack(compute.fill_null(found, pa.scalar(-1, pa.int32()))) + 1
         return codes.astype(CODE_DTYPE)
 
@@ -103,7 +103,7 @@ def table_arrays(
             continue
         _require_usable(scan, f"data.uri: {spec.uri}: column {name!r}", spec)
         missing = scan.missing + scan.nan
-        if is_category(scan.type):
+        if is_text(scan.type):
             assert scan.values is not None
             vocabularies[name] = scan.values.most_frequent(MOST_CODES)
             size = len(vocabularies[name]) + 1
@@ -124,7 +124,7 @@ def _require_usable(scan: ColumnScan, where: str, spec: DataSpec) -> None:
             f"{where}: {scan.missing} of {scan.rows} values are missing; "
             "allowed: none, unless data.missing is keep"
         )
-    if not (is_category(scan.type) or is_number(scan.type)):
+    if not (is_text(scan.type) or is_number(scan.type)):
         raise BadInput(f"{where} holds {scan.type}; allowed: numbers, texts, true and false")
     bad = scan.infinite if keep else scan.infinite + scan.nan
     if bad:

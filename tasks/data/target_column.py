@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from trainwright.tasks.data.column_scan import (
     MOST_CLASSES,
     ColumnScan,
-    is_category,
     is_number,
     is_text,
     plain,
@@ -72,10 +71,9 @@ def target_column(column: ColumnScan, task: Task) -> TargetColumn:
         raise BadInput(
             f"{where}: {column.missing} of {column.rows} values are missing; allowed: none"
         )
-    if not (is_category(column.type) or is_number(column.type)):
+    if not (is_text(column.type) or is_number(column.type)):
         raise BadInput(f"{where} holds {column.type}; allowed: numbers, texts, true and false")
-    inner = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    text, flag = is_text(inner), pa.types.is_boolean(inner)
+    text, flag = is_text(column.type), pa.types.is_boolean(column.type)
     if task.endswith("classification") or (task == "custom" and (text or flag)):
         return TargetColumn("int64", _classes(column, task, where))
     if text:
@@ -84,7 +82,7 @@ def target_column(column: ColumnScan, task: Task) -> TargetColumn:
         raise BadInput(f"{where}: {bad} of {column.rows} values are NaN or infinite; allowed: none")
     if task == "tabular-regression":
         _require_two(column, where, "numbers that differ")
-    whole = pa.types.is_integer(inner) and task == "custom"
+    whole = pa.types.is_integer(column.type) and task == "custom"
     return TargetColumn("int64" if whole else "float32")
 
 

@@ -1,7 +1,8 @@
 """What flows from step to step: one frozen model per file of the run folder.
 
-    validate -> Validation   extract -> Structure   estimate -> Estimate   allocate -> Plan
-    search_lr -> LearningRateSearch   train -> Result   store -> Manifest   analyze -> Report
+    validate -> Validation, Vocabulary   extract -> Structure   estimate -> Estimate
+    allocate -> Plan   search_lr -> LearningRateSearch   train -> Result   store -> Manifest
+    analyze -> Report
 
 `Structure` is defined in `trainwright.estimator.structure`. Every artefact has a `schema_version`
 and ignores unknown fields, so that each version reads the files of the version before and after
@@ -128,6 +129,16 @@ class Validation(Artefact):
     )
     drift: Drift | None = Field(
         default=None, description="comparison with an earlier run's data; None: not compared"
+    )
+
+
+class Vocabulary(Artefact):
+    """vocabulary.json: what the codes of a table with categories stand for."""
+
+    FILE: ClassVar[str] = "vocabulary.json"
+    names: dict[str, list[str]] = Field(
+        description="by category column: the values of codes 1, 2, … in the training part; and the "
+        "classes under the target's name"
     )
 
 

@@ -41,7 +41,7 @@ def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -
     raw = read(spec)
     known = raw.targets is not None or spec.target in raw.table.column_names
     if not known and raw.rows and source == "inferred":
-        from_raw(raw, spec)  # raises BadInput with the columns' names
+        from_raw(raw, spec, seed)  # raises BadInput with the columns' names
     task = task_of(raw, spec) if known else spec.task or "custom"
     frame = make_frame(raw, spec.target, task, seed=seed, sampled=source != "given")
     if source == "given":
@@ -53,12 +53,12 @@ def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -
             ]
         )
     elif source == "inferred":
-        suite = infer_suite(frame, raw.rows, spec.target, task, table=raw.is_table)
+        suite = infer_suite(frame, raw.rows, spec, task, table=raw.is_table)
     result = run(frame, raw.rows, suite)
     expectations = [_expectation(entry, frame, spec.target) for entry in result["results"]]
     schema, problem = None, None
     try:
-        schema = from_raw(raw, spec).schema
+        schema = from_raw(raw, spec, seed).schema
     except BadInput as error:
         problem = str(error)
     if problem is not None and result["success"]:

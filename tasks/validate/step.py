@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
-from trainwright.tasks.runs.artefacts import Plan, Validation
+from trainwright.tasks.runs.artefacts import Plan, Validation, Vocabulary
 from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
@@ -21,8 +21,7 @@ _NAMED = 20
 
 def work(context: RunContext) -> Reference:
     """Check the run's data. Raises DataRejected, after storing the result, if it fails."""
-    from trainwright.tasks.data import dataset
-    from trainwright.tasks.data.sources import localized
+    from trainwright.tasks.data.sources import content_sha256, localized
     from trainwright.tasks.validate.check import failure_line, validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
 
@@ -31,7 +30,7 @@ def work(context: RunContext) -> Reference:
     earlier = run.find(Validation)
     root = run.root()
     if earlier is not None and earlier.success and earlier.data is not None:
-        if dataset.load(data).schema.sha256 == earlier.data.sha256:
+        if content_sha256(data) == earlier.data.sha256:
             _require_metrics(job, earlier)
             return _reference(earlier)
         if run.find(Plan) is not None:
@@ -42,13 +41,29 @@ def work(context: RunContext) -> Reference:
     reference = find_reference(job, run.store_uri, context.settings)
     validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
     validation = with_drift(validation, job.data, reference)
+    if validation.success and (names := _names(validation, data, job, context.settings)):
+        run.write(Vocabulary(names=names))
     run.write(validation)
     if not validation.success:
         raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
     _require_metrics(job, validation)
+    for name in validation.data.dropped if validation.data else ():
+        progress.emit("notice", message=f"data: column {name!r} has no values; it is left out")
     if validation.suite_source == "inferred":
         root.create(_suite_key(job), json.dumps(validation.suite, indent=1).encode())
     return _reference(validation)
+
+
+def _names(
+    validation: Validation, data: DataSpec, job: Job, settings: Settings
+) -> dict[str, list[str]]:
+    """The values of each category column by code, and the classes; empty without categories."""
+    from trainwright.tasks.data.prepared import prepared
+
+    schema = validation.data
+    if schema is None or all(column.kind != "category" for column in schema.columns):
+        return {}
+    return prepared(data, settings.home, job.train.seed).names()
 
 
 def _require_metrics(job: Job, validation: Validation) -> None:

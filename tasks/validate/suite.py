@@ -26,7 +26,7 @@ from pyarrow import compute
 
 from trainwright.tasks.data.dataset import as_input
 from trainwright.tasks.data.formats import Raw
-from trainwright.tasks.spec.job import Task
+from trainwright.tasks.spec.job import DataSpec, Task
 
 MIN_ROWS = 10
 MAX_CELLS = 5_000_000
@@ -163,9 +163,10 @@ def _sample(table: Any, target: str, seed: int) -> np.ndarray[Any, Any]:
 
 
 def infer_suite(
-    frame: pd.DataFrame, rows: int, target: str, task: Task, *, table: bool
+    frame: pd.DataFrame, rows: int, spec: DataSpec, task: Task, *, table: bool
 ) -> list[Config]:
     """The expectations inferred from the frame, in Great Expectations' format. `rows`: in all."""
+    target = spec.target
     suite = [
         _config(
             "expect_table_row_count_to_be_between",
@@ -187,7 +188,8 @@ def infer_suite(
         column = frame[name]
         # A file that is not an image lacks all of its profile; checking `height` is enough.
         if table or name == target or name == "height":
-            suite.append(_config("expect_column_values_to_not_be_null", column=name))
+            missing = "refuse" if name == target or not table else spec.missing
+            suite += _null_expectations(column, name, missing)
         if name == target and task.endswith("classification"):
             suite += _label_expectations(frame, rows, target)
         elif name.endswith("nan_count") and not table:
@@ -207,6 +209,26 @@ def infer_suite(
         else:
             suite += _column_expectations(column, name)
     return suite
+
+
+def _null_expectations(column: pd.Series[Any], name: str, missing: str) -> list[Config]:
+    """No nulls; if the job keeps missing values, not many more than in this data.
+
+    A column without any value is left out of training, unless the job refuses missing values.
+    """
+    empty = len(column) > 0 and bool(column.isna().all())
+    if empty and missing != "refuse":
+        return []
+    config = {"column": name}
+    if missing == "keep":
+        share = float(column.isna().mean())
+        most = 2 * share + 0.05 + 3 / max(1.0, len(column)) ** 0.5
+        return [
+            _config(
+                "expect_column_values_to_not_be_null", **config, mostly=round(max(0, 1 - most), 4)
+            )
+        ]
+    return [_config("expect_column_values_to_not_be_null", **config)]
 
 
 def _label_expectations(frame: pd.DataFrame, rows: int, target: str) -> list[Config]:
