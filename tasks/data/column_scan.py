@@ -7,9 +7,12 @@ pruned to the most frequent ones whenever it exceeds that, so rare texts may los
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from trainwright.tasks.data.formats import filled, to_arrow, to_numpy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,44 +38,54 @@ class ValueCounts:
     limit: int
     give_up: bool = False
     pruned: bool = False
-    _parts: list[Any] = field(default_factory=list)
+    _parts: list[tuple[Any, Array]] = field(default_factory=list)
 
     def add(self, values: Any) -> None:
         """Count a chunk without missing values."""
-        import pyarrow as pa
         from pyarrow import compute
 
         if self.pruned and self.give_up:
             return
         counted = compute.value_counts(values)
-        self._parts.append(pa.table([counted.field(0), counted.field(1)], names=["value", "rows"]))
+        self._parts.append((counted.field(0), to_numpy(counted.field(1))))
         if len(self._parts) > _MERGED_AT:
-            self._merge()
+            self.merged()
 
-    def _merge(self) -> None:
+    def merged(self) -> tuple[Any, Array]:
+        """The distinct values as an Arrow array, sorted, and the number of rows of each."""
+        import numpy as np
         import pyarrow as pa
+        from pyarrow import compute
 
-        if not self._parts:
-            self._parts = [pa.table({"value": pa.array([], pa.large_string()), "rows": []})]
-        whole = pa.concat_tables(self._parts).group_by("value", use_threads=False)
-        table = whole.aggregate([("rows", "sum")]).rename_columns({"rows_sum": "rows"})
-        while len(table) > self.limit or (table.nbytes > _MOST_BYTES and len(table) > 1):
-            by_rows = table.sort_by([("rows", "descending"), ("value", "ascending")])
-            table, self.pruned = by_rows.slice(0, min(len(table), self.limit) // 2), True
-        self._parts = [table]
-
-    def table(self) -> Any:
-        """The columns `value` and `rows`, sorted by value."""
-        self._merge()
-        return self._parts[0].sort_by("value")
+        if len(self._parts) != 1:
+            empty = (pa.array([], pa.large_string()), np.zeros(0, np.int64))
+            parts = self._parts or [empty]
+            coded = pa.concat_arrays([values for values, _ in parts]).dictionary_encode()
+            weights = np.concatenate([rows for _, rows in parts])
+            values = coded.dictionary
+            counts = np.bincount(to_numpy(coded.indices), weights, len(values)).astype(np.int64)
+        else:
+            [(values, counts)] = self._parts
+        order = compute.array_sort_indices(values)
+        values, counts = values.take(order), counts[to_numpy(order)]
+        while len(values) > self.limit or (values.nbytes > _MOST_BYTES and len(values) > 1):
+            values, counts = _most_frequent(values, counts, min(len(values), self.limit) // 2)
+            self.pruned = True
+        self._parts = [(values, counts)]
+        return values, counts
 
     def most_frequent(self, count: int) -> Any:
         """The most frequent values (of equal frequency, the first), sorted."""
-        table = self.table()
-        if len(table) > count:
-            by_rows = table.sort_by([("rows", "descending"), ("value", "ascending")])
-            table = by_rows.slice(0, count).sort_by("value")
-        return table.column("value").combine_chunks()
+        values, counts = self.merged()
+        return values if len(values) <= count else _most_frequent(values, counts, count)[0]
+
+
+def _most_frequent(values: Any, counts: Array, count: int) -> tuple[Any, Array]:
+    """The `count` most frequent of sorted values, sorted, with their numbers of rows."""
+    import numpy as np
+
+    kept = np.sort(np.argsort(-counts, kind="stable")[:count])
+    return values.take(to_arrow(kept)), counts[kept]
 
 
 @dataclass
@@ -156,17 +169,11 @@ def plain(column: Any) -> Any:
 
 def as_float32(column: Any) -> Array:
     """A chunk of numbers as float32: NaN for missing ones, 1 and 0 for true and false."""
-    import numpy as np
     import pyarrow as pa
-    from pyarrow import compute
 
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
-    column = column.cast(pa.float32(), safe=False)
-    if column.null_count:
-        column = compute.fill_null(column, pa.scalar(float("nan"), pa.float32()))
-    numbers: Array = np.from_dlpack(column)
-    return numbers
+    return filled(column.cast(pa.float32(), safe=False), "float32", math.nan)
 
 
 def _require_utf8(column: Any, name: str) -> None:

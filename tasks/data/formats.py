@@ -254,6 +254,20 @@ def to_numpy(column: Any) -> Array:
     )
 
 
+def filled(column: Any, dtype: str, missing: float) -> Array:
+    """An Arrow array of numbers of this type (not true and false), with a value for missing ones.
+
+    Unlike Arrow's `fill_null`, this does not import pandas.
+    """
+    import numpy as np
+    from pyarrow import compute
+
+    if not column.null_count:
+        return to_numpy(column)
+    values = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
+    return np.where(to_numpy(compute.is_null(column)), np.array(missing, dtype), values)
+
+
 def file_sha256(paths: Iterable[Path]) -> str:
     """One digest of several files in order: the SHA-256 over the SHA-256 digests of the files."""
     whole = hashlib.sha256()

@@ -20,6 +20,7 @@ from trainwright.tasks.data.column_scan import (
     is_text,
     plain,
 )
+from trainwright.tasks.data.formats import filled
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column
 from trainwright.tasks.spec.job import DataSpec
@@ -78,13 +79,10 @@ class TableArrays:
         return found
 
     def _codes(self, column: Any, name: str) -> Array:
-        import numpy as np
-        import pyarrow as pa
         from pyarrow import compute
 
         found = compute.index_in(plain(column), value_set=self.vocabularies[name])
-        codes: Array = np.from_dlpack(compute.fill_null(found, pa.scalar(-1, pa.int32()))) + 1
-        return codes.astype(CODE_DTYPE)
+        return (filled(found, "int32", -1) + 1).astype(CODE_DTYPE)
 
 
 def table_arrays(

@@ -58,7 +58,7 @@ def looks_like_numbers(column: ColumnScan) -> bool:
         return True
     if not pa.types.is_integer(column.type) or column.values is None:
         return False
-    distinct = len(column.values.table())
+    distinct = len(column.values.merged()[0])
     return column.values.pruned or distinct > min(MAX_CLASSES, max(2, column.rows // 2))
 
 
@@ -92,7 +92,7 @@ def _classes(column: ColumnScan, task: Task, where: str) -> Any:
     from pyarrow import compute
 
     assert column.values is not None
-    values = column.values.table().column("value").combine_chunks()
+    values, _ = column.values.merged()
     if pa.types.is_floating(values.type):
         whole = compute.all(compute.equal(values, compute.floor(values))).as_py()
         if column.nan or column.infinite or whole is False:
@@ -111,6 +111,6 @@ def _classes(column: ColumnScan, task: Task, where: str) -> Any:
 
 def _require_two(column: ColumnScan, where: str, allowed: str) -> None:
     counts = column.values
-    if counts is not None and not counts.pruned and len(found := counts.table()) == 1:
-        value = str(found.column("value")[0].as_py())
+    if counts is not None and not counts.pruned and len(found := counts.merged()[0]) == 1:
+        value = str(found[0].as_py())
         raise BadInput(f"{where} is {value[:40]!r} in all {column.rows} rows; allowed: {allowed}")

@@ -1,0 +1,233 @@
+"""Reads tables in record batches, so that a table may be larger than memory.
+
+| source | columns |
+|---|---|
+| .parquet, or a folder with .parquet files at any depth, by path | those of the files |
+| .csv | inferred by Arrow; a column whose first 64 MiB mislead is inferred again |
+| .npy | of a structured array, or of rows × columns with the names 0, 1, … |
+
+Dictionary columns become plain values; decimals and float16 become float64.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+BATCH_ROWS = 1 << 16
+_BLOCK_BYTES = 64 * 2**20
+_BUFFER_BYTES = 2**20
+_MISLED = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (.*): invalid (.*)", re.S)
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table's Arrow schema, and a function that reads its record batches from the start."""
+
+    schema: Any
+    batches: Callable[[], Iterator[Any]]
+
+    def read(self) -> Any:
+        """The whole table, in memory."""
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The parquet files below a folder, in order of their paths; hidden ones are left out."""
+    found = [
+        (path.relative_to(folder).as_posix(), path)
+        for path in folder.rglob("*")
+        if path.suffix.lower() == ".parquet" and path.is_file()
+    ]
+    return [
+        path
+        for name, path in sorted(found)
+        if not any(part.startswith((".", "_")) for part in name.split("/"))
+    ]
+
+
+def open_table(path: Path) -> TableSource:
+    """The table in a file, or in a folder of parquet files. Raises ValueError, OSError."""
+    if path.is_dir():
+        return _parquet(path, parquet_files(path))
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet(path.parent, [path])
+    return _npy(path) if suffix == ".npy" else _csv(path)
+
+
+def _made(schema: Any, batches: Callable[[], Iterator[Any]]) -> TableSource:
+    """The source whose batches get a schema without dictionaries and uncommon numbers."""
+    import pyarrow as pa
+
+    _require_names(schema)
+    wanted = pa.schema([pa.field(one.name, _common(one.type)) for one in schema])
+
+    def cast() -> Iterator[Any]:
+        for batch in batches():
+            columns = [
+                column if column.type == one.type else column.cast(one.type)
+                for column, one in zip(
+                    (batch.column(name) for name in wanted.names), wanted, strict=True
+                )
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+    return TableSource(wanted, cast)
+
+
+def _common(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _common(kind.value_type)
+    if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
+        return pa.float64()
+    return pa.string() if pa.types.is_string_view(kind) else kind
+
+
+def _require_names(schema: Any) -> None:
+    try:
+        names = list(schema.names)
+    except UnicodeDecodeError:
+        raise ValueError("a column's name is not UTF-8 text") from None
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ValueError(f"the column {doubled[0]!r} occurs twice")
+
+
+def _parquet(folder: Path, files: Sequence[Path]) -> TableSource:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    whole: Any = None
+    for path in files:
+        schema = parquet.ParquetFile(path).schema_arrow.remove_metadata()
+        _require_names(schema)
+        whole = schema if whole is None else _unified(whole, schema, path.relative_to(folder))
+    assert whole is not None
+
+    def batches() -> Iterator[Any]:
+        for path in files:
+            file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+            yield from (
+                pa.RecordBatch.from_arrays(batch.columns, names=batch.schema.names)
+                for batch in file.iter_batches(BATCH_ROWS, use_threads=False)
+            )
+
+    return _made(whole, batches)
+
+
+def _unified(whole: Any, schema: Any, name: Path) -> Any:
+    """The schema of both. Raises ValueError if they have other columns, or types that differ."""
+    import pyarrow as pa
+
+    if other := sorted(set(whole.names) ^ set(schema.names)):
+        raise ValueError(f"{name} and the files before it differ in the column {other[0]!r}")
+    plain = [pa.schema([(one.name, _common(one.type)) for one in part]) for part in (whole, schema)]
+    try:
+        return pa.unify_schemas(plain, promote_options="permissive")
+    except pa.ArrowTypeError:
+        for one in plain[0]:
+            other_type = plain[1].field(one.name).type
+            try:
+                pa.unify_schemas(
+                    [pa.schema([one]), pa.schema([(one.name, other_type)])],
+                    promote_options="permissive",
+                )
+            except pa.ArrowTypeError:
+                raise ValueError(
+                    f"the column {one.name!r} holds {other_type} in {name}, {one.type} before it"
+                ) from None
+        raise
+
+
+def _npy(path: Path) -> TableSource:
+    import numpy as np
+    import pyarrow as pa
+
+    from trainwright.tasks.data.formats import to_arrow
+
+    array = np.load(path, allow_pickle=False, mmap_mode="r")
+    if array.dtype.names is None and array.ndim != 2:
+        raise ValueError(
+            f"an array of shape {array.shape} is not a table; "
+            "allowed: rows × columns, or a structured array"
+        )
+
+    def columns(part: Array) -> dict[str, Any]:
+        names = part.dtype.names
+        if names is not None:
+            return {str(name): to_arrow(np.asarray(part[name])) for name in names}
+        return {str(at): to_arrow(np.asarray(part[:, at])) for at in range(part.shape[1])}
+
+    def batches() -> Iterator[Any]:
+        for begin in range(0, len(array), BATCH_ROWS):
+            yield pa.RecordBatch.from_pydict(columns(array[begin : begin + BATCH_ROWS]))
+
+    return _made(pa.RecordBatch.from_pydict(columns(array[:0])).schema, batches)
+
+
+def _csv(path: Path) -> TableSource:
+    import pyarrow as pa
+
+    size = path.stat().st_size
+    if size == 0:
+        return TableSource(pa.schema([]), lambda: iter(()))
+    known: dict[str, Any] = {}
+    schema = _csv_reader(path, known).schema
+    _require_names(schema)
+    while size > _BLOCK_BYTES:  # else the first block was the whole
+        try:
+            for _ in _csv_reader(path, known):
+                pass
+            break
+        except pa.ArrowInvalid as error:
+            name, kind = _widened(error, schema, known)
+            known[name] = kind
+    schema = _csv_reader(path, known).schema
+    for one in schema:
+        if pa.types.is_binary(one.type):
+            raise ValueError(f"the column {one.name!r} is not UTF-8 text")
+    return _made(schema, lambda: iter(_csv_reader(path, known)))
+
+
+def _csv_reader(path: Path, known: dict[str, Any]) -> Any:
+    from pyarrow import csv
+
+    return csv.open_csv(
+        path,
+        read_options=csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+        convert_options=csv.ConvertOptions(strings_can_be_null=True, column_types=known),
+    )
+
+
+def _widened(error: Exception, schema: Any, known: dict[str, Any]) -> tuple[str, Any]:
+    """The column that does not fit its type, and the next type to try, as Arrow's inference does.
+
+    Raises the error if it is another one.
+    """
+    import pyarrow as pa
+
+    found = _MISLED.search(str(error))
+    if found is None:
+        raise error
+    name = schema.names[int(found[1])]
+    kind = known.get(name, schema.field(name).type)
+    if "UTF8" in found[3]:
+        raise ValueError(f"the column {name!r} is not UTF-8 text") from None
+    moments = [pa.timestamp("s"), pa.timestamp("ns")]
+    order = [pa.null(), pa.int64(), pa.bool_(), pa.date32(), *moments, pa.float64(), pa.string()]
+    if kind == pa.int64():
+        return name, pa.float64()
+    return name, order[order.index(kind) + 1] if kind in order else pa.string()
