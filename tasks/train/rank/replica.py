@@ -191,9 +191,7 @@ class Replica:
         if schema.task != "forecasting" or len(schema.inputs.get("history", ())) != 1:
             return None
         if self._naive is None:
-            inputs, targets = self._rows(
-                self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
-            )
+            inputs, targets = self._rows(self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)])
             following = targets.reshape(len(targets), -1)[:, 0]
             self._naive = naive_error(inputs["history"][:, -1], following)
         return self._naive
