@@ -50,8 +50,8 @@ test: setup ## run the tests, without the slow ones
 
 # Slow tests start whole systems, so those that fail on a busy machine run once more, alone.
 test-all: setup setup-system ## run all tests; a test that is skipped fails
-	$(BIN)/python -m pytest -m "not slow" --no-skips $(BESIDE)
-	$(BIN)/python -m pytest -m slow --no-skips $(BESIDE) \
+	$(BIN)/python -m pytest -m "not slow" --no-skips --durations 20 $(BESIDE)
+	$(BIN)/python -m pytest -m slow --no-skips --durations 40 $(BESIDE) \
 	|| $(BIN)/python -m pytest -m slow --no-skips --last-failed --last-failed-no-failures none
 
 # In a fresh environment of its own. pip may report conflicts with pins of the lock file: that is the test.
