@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.formats import filled, to_arrow, to_numpy
+from trainwright.tasks.data.arrow_numpy import filled, to_arrow, to_numpy
+from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,8 @@ MOST_CLASSES = 10_000
 _MOST_COUNTED = 1_000_000
 _MOST_BYTES = 128 * 2**20
 _MERGED_AT = 4
+_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_DIFFERENT, _NEARLY_ALL = 20, 0.9
 
 
 @dataclass
@@ -140,6 +143,28 @@ def scan(batches: Iterable[Any], schema: Any, target: str | None) -> dict[str, C
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             columns[name].add(column)
     return columns
+
+
+def require_one_kind(scan: ColumnScan, where: str) -> None:
+    """Raise BadInput if a column of texts has numbers in nearly all rows: a typing error, mostly.
+
+    Few different numbers may well be categories, as in 1, 2, 3+.
+    """
+    import numpy as np
+    from pyarrow import compute
+
+    assert scan.values is not None
+    values, rows = scan.values.merged()
+    numbers = to_numpy(compute.match_substring_regex(values, _NUMBER)).astype(bool)
+    count = int(rows[numbers].sum())
+    if np.count_nonzero(numbers) < _DIFFERENT or count < _NEARLY_ALL * rows.sum():
+        return
+    if not numbers.all():
+        example = values[int(np.flatnonzero(~numbers)[0])].as_py()
+        raise BadInput(
+            f"{where} holds numbers in {count} rows and texts in {int(rows.sum()) - count}, such "
+            f"as {example[:40]!r}; allowed: one kind"
+        )
 
 
 def is_text(kind: Any) -> bool:

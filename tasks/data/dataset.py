@@ -1,35 +1,45 @@
 """Data as a model gets it: arrays, their schema, the split for validation, and batches of rows.
 
-`tasks.data.sources` reads the source. This module repairs nothing: it refuses infinite values, and
-missing ones unless the job permits them; validation (`tasks.validate`) reports them by row. `load`
-holds all data in memory, `tasks.data.prepared` maps it from files. pandas is not loaded, because
-each training rank uses this module.
+`tasks.data.sources` opens the source, `stored_rows` says what is stored of it. Nothing is repaired:
+infinite values are refused, and missing ones unless the job permits them; validation
+(`tasks.validate`) reports them by row. `load` holds all data in memory, `tasks.data.prepared` reads
+it from files. pandas is not loaded, because each training rank uses this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.column_scan import ColumnScan, scan
 from trainwright.tasks.data.formats import Raw
-from trainwright.tasks.data.row_split import RowSplit, split_rows, training_codes
-from trainwright.tasks.data.sources import read
-from trainwright.tasks.data.table_arrays import CATEGORIES, table_arrays
-from trainwright.tasks.data.target_column import looks_like_numbers, target_column
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.data.row_file import RowFile
+from trainwright.tasks.data.row_split import CHUNK_ROWS, validation_rows
+from trainwright.tasks.data.sources import content_sha256, open_source, readable
+from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows, of_arrays, of_table
+from trainwright.tasks.data.table_arrays import CATEGORIES
+from trainwright.tasks.data.table_source import TableSource
 from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.spec.job import DataSpec, Task
+from trainwright.tasks.spec.job import DataSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+    Stored = Array | RowFile
 
-_BATCH_ROWS = 1 << 16
-_TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
-_IMAGE_TASKS = ("image-classification", "custom")
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Row numbers, rising, and the codes of the training part.
+
+    `codes[k][c]` is the model's code of the k-th category column's stored code c: the value's place
+    among those of the training rows, from 1 on; 0 if no training row has it.
+    """
+
+    train: Stored
+    validation: Stored
+    codes: list[Array] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -42,21 +52,26 @@ class Dataset:
     1, 2, … of each category column, in the schema's order of columns.
     """
 
-    inputs: dict[str, Array]
-    targets: Array
+    inputs: dict[str, Stored]
+    targets: Stored
     schema: DataSchema
     split: RowSplit
     vocabularies: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all arrays as stored."""
+        return sum(array.nbytes for array in (*self.inputs.values(), self.targets))
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a row as stored."""
+        return self.nbytes // len(self.targets)
+
     def batch(self, rows: Array) -> tuple[dict[str, Array], Array]:
         """The inputs and targets of some rows, copied, in the types that the schema names."""
-        import numpy as np
-
-        inputs = {
-            name: self._as_given(name, np.take(array, rows, axis=0))
-            for name, array in self.inputs.items()
-        }
-        return inputs, np.take(self.targets, rows, axis=0)
+        inputs = {name: self._as_given(name, _rows(one, rows)) for name, one in self.inputs.items()}
+        return inputs, _rows(self.targets, rows)
 
     def _as_given(self, name: str, stored: Array) -> Array:
         import numpy as np
@@ -83,12 +98,26 @@ class Dataset:
         return found if classes is None else {**found, self.schema.target: classes}
 
 
+def _rows(array: Stored, rows: Array) -> Array:
+    import numpy as np
+
+    return array.take(rows) if isinstance(array, RowFile) else np.take(array, rows, axis=0)
+
+
+def stored_rows(source: TableSource | Raw, sha256: str, spec: DataSpec) -> StoredRows:
+    """What is stored of a source. Raises BadInput if it does not fit the task."""
+    if isinstance(source, TableSource):
+        return of_table(source, sha256, spec)
+    return of_arrays(source, spec)
+
+
 def load(spec: DataSpec, seed: int = 0) -> Dataset:
     """A job's data, in memory, with the split by `seed`.
 
     Raises BadInput if it can't be read or does not fit the task.
     """
-    return from_raw(read(spec), spec, seed)
+    with readable(spec):
+        return _held(stored_rows(open_source(spec), content_sha256(spec), spec), spec, seed)
 
 
 def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
@@ -97,201 +126,65 @@ def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
 
 
 def from_raw(raw: Raw, spec: DataSpec, seed: int = 0) -> Dataset:
-    """The dataset made of a source's rows. Raises BadInput if they do not fit the task."""
+    """The dataset made of rows in memory. Raises BadInput if they do not fit the task."""
+    source = TableSource.of(raw.table) if raw.is_table else raw
+    return _held(stored_rows(source, raw.sha256, spec), spec, seed)
+
+
+def _held(stored: StoredRows, spec: DataSpec, seed: int) -> Dataset:
     import numpy as np
 
-    scans = _scans(raw, spec)
-    task = _task(raw, spec, scans)
-    if raw.rows < 2:
-        split_rows(raw.rows, spec.validation_fraction, seed)  # raises BadInput
-    table = table_arrays(scans, spec) if raw.is_table else None
-    if table is not None:
-        inputs = {
-            name: np.empty((raw.rows, *shape), table.dtypes[name])
-            for name, shape in table.inputs.items()
-        }
-        begin = 0
-        for batch in raw.table.to_batches(_BATCH_ROWS):
-            for name, chunk in table.of(batch).items():
-                inputs[name][begin : begin + len(chunk)] = chunk
-            begin += batch.num_rows
-    elif raw.images is not None:
-        inputs = {"inputs": _stacked(raw, spec)}
-    else:
-        inputs = {name: as_input(array, task) for name, array in raw.arrays.items()}
-    if not raw.is_table:
-        for name, array in inputs.items():
-            _require_finite(array, f"data.uri: {spec.uri}: {name}")
-    targets, classes = _targets(raw, spec, task, scans)
-    schema = DataSchema(
-        task=task,
-        rows=raw.rows,
-        train_rows=0,
-        validation_rows=0,
-        inputs={name: tuple(array.shape[1:]) for name, array in inputs.items()},
-        input_dtypes={
-            name: "int64" if name == CATEGORIES and table else str(array.dtype)
-            for name, array in inputs.items()
-        },
-        target=spec.target,
-        target_dtype=str(targets.dtype),
-        classes=classes,
-        columns=table.columns if table else [],
-        dropped=table.dropped if table else [],
-        sha256=raw.sha256,
-    )
-    vocabularies = {
-        name: values.to_pylist() for name, values in (table.vocabularies if table else {}).items()
-    }
-    return divided(inputs, targets, schema, vocabularies, spec, seed)
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in stored.arrays.items()}
+    begin = 0
+    for chunk in stored.chunks():
+        for name, part in chunk.items():
+            arrays[name][begin : begin + len(part)] = part
+        begin += len(chunk[TARGETS])
+    split = split_of(arrays, stored.schema, spec, seed)
+    return divided(arrays, stored.schema, stored.vocabularies, split)
+
+
+def split_of(
+    arrays: Mapping[str, Stored], schema: DataSchema, spec: DataSpec, seed: int
+) -> RowSplit:
+    """The split by a seed of what is stored (`StoredRows.arrays`). Raises BadInput."""
+    import numpy as np
+
+    classes = arrays[TARGETS] if schema.classes is not None else None
+    held_out = validation_rows(spec, seed, schema.rows, classes, arrays.get(KEYS))
+    kind = np.int32 if schema.rows < 2**31 else np.int64
+    train = np.flatnonzero(~held_out).astype(kind)
+    sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
+    codes = _training_codes(arrays[CATEGORIES], ~held_out, sizes) if sizes else []
+    return RowSplit(train, np.flatnonzero(held_out).astype(kind), codes)
+
+
+def _training_codes(categories: Stored, train: Array, sizes: Sequence[int]) -> list[Array]:
+    """See `RowSplit.codes`."""
+    import numpy as np
+
+    present = [np.zeros(size, bool) for size in sizes]
+    for begin in range(0, len(train), CHUNK_ROWS):
+        chunk = categories[begin : begin + CHUNK_ROWS][train[begin : begin + CHUNK_ROWS]]
+        for column, found in enumerate(present):
+            found[chunk[:, column]] = True
+    for found in present:
+        found[0] = False
+    return [np.where(found, np.cumsum(found), 0) for found in present]
 
 
 def divided(
-    inputs: dict[str, Array],
-    targets: Array,
+    arrays: Mapping[str, Stored],
     schema: DataSchema,
     vocabularies: Mapping[str, Sequence[str]],
-    spec: DataSpec,
-    seed: int,
+    split: RowSplit,
 ) -> Dataset:
-    """The dataset of stored arrays with the split by a seed, whose sizes the schema gets."""
-    train, validation = split_rows(schema.rows, spec.validation_fraction, seed)
-    sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
-    codes = training_codes(inputs[CATEGORIES], train, sizes) if sizes else []
-    sizes_of_parts = {"train_rows": len(train), "validation_rows": len(validation)}
+    """The dataset of what is stored, with a split, whose sizes the schema gets."""
+    sizes = {"train_rows": len(split.train), "validation_rows": len(split.validation)}
     return Dataset(
-        inputs,
-        targets,
-        schema.model_copy(update=sizes_of_parts),
-        RowSplit(train, validation, codes),
+        {name: arrays[name] for name in schema.inputs},
+        arrays[TARGETS],
+        schema.model_copy(update=sizes),
+        split,
         vocabularies,
     )
-
-
-def task_of(raw: Raw, spec: DataSpec) -> Task:
-    """The job's task, or the inferred one. Raises BadInput if the job's does not fit the data."""
-    return _task(raw, spec, _scans(raw, spec, inputs=False))
-
-
-def _scans(raw: Raw, spec: DataSpec, *, inputs: bool = True) -> dict[str, ColumnScan]:
-    """The scans of a source's columns: all of a table, else only the target."""
-    table = raw.table
-    if not (raw.is_table and inputs):
-        table = table.select([name for name in table.column_names if name == spec.target])
-    try:
-        return scan(table.to_batches(_BATCH_ROWS), table.schema, spec.target)
-    except ValueError as error:
-        raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
-
-
-def _task(raw: Raw, spec: DataSpec, scans: Mapping[str, ColumnScan]) -> Task:
-    images = raw.images is not None or any(
-        _looks_like_images(array) for array in raw.arrays.values()
-    )
-    allowed = _TABLE_TASKS if raw.is_table else _IMAGE_TASKS if raw.images is not None else None
-    if spec.task is not None:
-        if allowed and spec.task not in allowed:
-            what = "a table" if raw.is_table else "a folder of images"
-            raise BadInput(f"data.task: got {spec.task}; allowed for {what}: {', '.join(allowed)}")
-        if spec.task == "image-classification" and not (
-            images or all(a.ndim == 3 for a in raw.arrays.values())
-        ):
-            raise BadInput(
-                "data.task: got image-classification, but the arrays have no height and width; "
-                "choose another task"
-            )
-        return spec.task
-    if raw.targets is not None:
-        return "forecasting"
-    if spec.target not in scans:
-        _no_such_target(raw, spec)
-    numbers = looks_like_numbers(scans[spec.target])
-    if images:
-        return "custom" if numbers else "image-classification"
-    return "tabular-regression" if numbers else "tabular-classification"
-
-
-def as_input(array: Array, task: Task) -> Array:
-    """A source's array as a model input.
-
-    Images are scaled to 0..1, channels first; tokens are int64; everything else is float32.
-    """
-    import numpy as np
-
-    if _looks_like_images(array) or (task == "image-classification" and array.ndim == 3):
-        if array.ndim == 3:
-            array = array[:, None]
-        elif array.shape[1] > 4 and array.shape[3] <= 4:
-            array = array.transpose(0, 3, 1, 2)
-        scale = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
-        return np.ascontiguousarray(array, dtype=np.float32) / np.float32(scale)
-    whole = array.dtype.kind in "iu" and task in ("text-classification", "custom")
-    return np.ascontiguousarray(array, dtype=np.int64 if whole else np.float32)
-
-
-def _looks_like_images(array: Array) -> bool:
-    return array.ndim == 4 or (array.ndim == 3 and array.dtype.str == "|u1")
-
-
-def _stacked(raw: Raw, spec: DataSpec) -> Array:
-    import numpy as np
-
-    images = raw.images or []
-    files = raw.table.column("file").to_pylist()
-    for file, image in zip(files, images, strict=True):
-        if image is None:
-            raise BadInput(f"data.uri: {spec.uri}: {file} can't be read as an image")
-        if images[0] is not None and image.shape != images[0].shape:
-            raise BadInput(
-                f"data.uri: {spec.uri}: {file} is {_size(image)}, "
-                f"{files[0]} is {_size(images[0])}; allowed: one size"
-            )
-    return np.asarray(images, dtype=np.float32) / np.float32(255)
-
-
-def _size(image: Array) -> str:
-    channels, height, width = image.shape
-    return f"{height}×{width} with {channels} channel{'s' if channels > 1 else ''}"
-
-
-def _targets(
-    raw: Raw, spec: DataSpec, task: Task, scans: Mapping[str, ColumnScan]
-) -> tuple[Array, list[str] | None]:
-    """Targets, and the names of the classes if they are classes."""
-    import numpy as np
-
-    if raw.targets is not None:
-        if task.endswith("classification") or raw.targets.dtype.kind not in "biuf":
-            shape = raw.targets.shape
-            allowed = "one class per row" if task.endswith("classification") else "numbers"
-            raise BadInput(
-                f"data.target: {spec.target!r} has shape {shape} of {raw.targets.dtype}; "
-                f"allowed for {task}: {allowed}"
-            )
-        targets = np.ascontiguousarray(raw.targets, dtype=np.float32)
-        _require_finite(targets, f"data.target: {spec.target!r}")
-        return targets, None
-    if spec.target not in scans:
-        _no_such_target(raw, spec)
-    form = target_column(scans[spec.target], task)
-    parts = [form.array(chunk) for chunk in raw.table.column(spec.target).chunks]
-    return np.concatenate(parts), form.classes
-
-
-def _no_such_target(raw: Raw, spec: DataSpec) -> NoReturn:
-    names = raw.table.column_names
-    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    raise BadInput(
-        f"data.target: got {spec.target!r}; "
-        f"allowed: a column of {spec.uri}: {listed or 'it has none'}"
-    )
-
-
-def _require_finite(array: Array, where: str) -> None:
-    import numpy as np
-
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        count = int(np.count_nonzero(~np.isfinite(array)))
-        raise BadInput(
-            f"{where}: {count} of {array.size} values are NaN or infinite; allowed: none"
-        )

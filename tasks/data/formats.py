@@ -1,10 +1,8 @@
-"""Reads the files of a data source, without checking their values.
+"""Reads arrays and images, without checking their values. (`table_source` reads tables.)
 
 | source | content |
 |---|---|
 | builtin:digits | 1,797 handwritten digits, 8×8 pixels, from scikit-learn (Alpaydin, Kaynak, UCI) |
-| .parquet, .csv | a table; the target is one of its columns |
-| .npy | a table: a structured array, or rows × columns with the column names 0, 1, … |
 | .npz | arrays with one entry per row; the target is one of them, all others are inputs |
 | folder with index.csv | images: the column `file` (a path within the folder) and the target |
 """
@@ -13,12 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import struct
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.data.arrow_numpy import to_arrow, to_numpy
+from trainwright.tasks.data.table_source import open_table
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import DataSpec
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 INDEX = "index.csv"
+_LENGTHS_AT = 26
+"""where a member's header in a zip file has the lengths of its name and of its extra field"""
 
 
 @dataclass(frozen=True)
@@ -86,59 +89,16 @@ def digits_path() -> Path:
     return path
 
 
-def read_table(path: Path) -> Any:
-    """The pyarrow table in a .parquet, .npy or .csv file. Raises ValueError.
-
-    Dictionary columns become plain values; decimals and float16 become float64.
-    """
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        table = parquet.ParquetFile(path).read()
-    elif suffix == ".npy":
-        array = np.load(path, allow_pickle=False)
-        if array.dtype.names is None and array.ndim != 2:
-            raise ValueError(
-                f"an array of shape {array.shape} is not a table; "
-                "allowed: rows × columns, or a structured array"
-            )
-        names = array.dtype.names or range(array.shape[1])
-        columns = (array[name] if array.dtype.names else array[:, name] for name in names)
-        table = pa.table({str(name): to_arrow(c) for name, c in zip(names, columns, strict=True)})
-    elif path.stat().st_size == 0:
-        table = pa.table({})
-    else:
-        table = csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
-    doubled = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"the column {doubled[0]!r} occurs twice")
-    for number, entry in enumerate(table.schema):
-        if pa.types.is_binary(entry.type) and path.suffix.lower() == ".csv":
-            raise ValueError(f"the column {entry.name!r} is not UTF-8 text")
-        if pa.types.is_dictionary(entry.type):
-            table = table.set_column(
-                number, entry.name, table.column(number).cast(entry.type.value_type)
-            )
-        elif pa.types.is_decimal(entry.type) or pa.types.is_float16(entry.type):
-            table = table.set_column(number, entry.name, table.column(number).cast(pa.float64()))
-    return table
-
-
 def read_arrays(path: Path, target: str) -> Raw:
     """The arrays of a .npz file, one entry per row.
 
     Raises BadInput for different lengths, or if no array is the target.
     """
-    import numpy as np
     import pyarrow as pa
 
     if not zipfile.is_zipfile(path):
         raise ValueError("it is not an npz file")
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = npz_arrays(path)
     if target not in arrays or len(arrays) < 2:
         raise BadInput(
             f"data.target: got {target!r}; "
@@ -165,6 +125,43 @@ def read_arrays(path: Path, target: str) -> Raw:
     return Raw(digest, pa.table({}), inputs, targets=targets)
 
 
+def npz_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a .npz file. Those that are not compressed are mapped. Raises ValueError."""
+    import numpy as np
+
+    found = {}
+    with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
+        for name in file.files:
+            try:
+                entry = archive.getinfo(f"{name}.npy")
+            except KeyError:  # a member that is no array, which NumPy gives as bytes
+                raise ValueError(f"its member {name!r} is not an array") from None
+            stored = entry.compress_type == zipfile.ZIP_STORED
+            found[name] = _mapped(path, archive, entry) if stored else file[name]
+    return found
+
+
+def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """An array that a zip file holds uncompressed, mapped into memory."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    with archive.open(entry) as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, by_column, dtype = read(file)
+        inside = file.tell()
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they are pickles, which may run code")
+    if 0 in shape or not shape:
+        return np.zeros(shape, dtype)
+    with path.open("rb") as whole:  # the member's own header, whose length the index does not tell
+        whole.seek(entry.header_offset + _LENGTHS_AT)
+        lengths = struct.unpack("<HH", whole.read(4))
+    offset = entry.header_offset + _LENGTHS_AT + 4 + sum(lengths) + inside
+    return np.memmap(path, dtype, "r", offset, shape, "F" if by_column else "C")
+
+
 def read_images(folder: Path, target: str) -> Raw:
     """The images listed in a folder's index. Raises BadInput as `image_files` does."""
     index, files = image_files(folder, target)
@@ -176,7 +173,7 @@ def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
 
     Raises BadInput for images that do not exist or are outside the folder.
     """
-    index = read_table(folder / INDEX)
+    index = open_table(folder / INDEX).read()
     for column, name in (("data.uri", "file"), ("data.target", target)):
         if name not in index.column_names:
             raise BadInput(
@@ -219,53 +216,6 @@ def _names(names: Iterable[str]) -> str:
         ", ".join(listed[:20]) + (f", … ({len(listed)} in all)" if len(listed) > 20 else "")
         or "none"
     )
-
-
-def to_arrow(array: Array) -> Any:
-    """A one-dimensional array as an Arrow array. Unlike `pa.array`, this does not import pandas."""
-    import numpy as np
-    import pyarrow as pa
-
-    if array.dtype.kind in "US":
-        texts = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
-        ends = np.concatenate([[0], np.cumsum(np.char.str_len(texts))]).astype(np.int64)
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts.tolist()))]
-        return pa.Array.from_buffers(pa.large_string(), len(array), buffers)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"it holds {array.dtype}; allowed: numbers, texts, true and false")
-    kind = np.dtype(np.uint8) if array.dtype.kind == "b" else array.dtype.newbyteorder("=")
-    values = pa.py_buffer(np.ascontiguousarray(array, dtype=kind))
-    column = pa.Array.from_buffers(pa.from_numpy_dtype(kind), len(array), [None, values])
-    return column.cast(pa.bool_()) if array.dtype.kind == "b" else column
-
-
-def to_numpy(column: Any) -> Array:
-    """A column without missing values as an array of numbers; true and false become 1 and 0.
-
-    Unlike Arrow's `to_numpy`, this does not import pandas.
-    """
-    import numpy as np
-    import pyarrow as pa
-
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    return np.from_dlpack(
-        column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    )
-
-
-def filled(column: Any, dtype: str, missing: float) -> Array:
-    """An Arrow array of numbers of this type (not true and false), with a value for missing ones.
-
-    Unlike Arrow's `fill_null`, this does not import pandas.
-    """
-    import numpy as np
-    from pyarrow import compute
-
-    if not column.null_count:
-        return to_numpy(column)
-    values = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
-    return np.where(to_numpy(compute.is_null(column)), np.array(missing, dtype), values)
 
 
 def file_sha256(paths: Iterable[Path]) -> str:

@@ -1,12 +1,14 @@
-"""Data in the form that ranks read: arrays that are mapped into memory, made once per content.
+"""Data in the form that ranks read: arrays in files, made once per content.
 
     <home>/prepared/<key>/schema.json, vocabularies.json, targets.npy, inputs-0.npy, …
         key: of content and job, without the split
-    <home>/prepared/digests/<file state>                               a content's SHA-256
+    <home>/prepared/<key>/split-<key>/train.npy, validation.npy, codes.npy     of many rows
+    <home>/prepared/digests/<file state>      a content's SHA-256
 
-The first process that needs a content makes its folder, under a lock; all processes of the machine
-map the same files. A source that has not changed (path, size, time of change) is not read again. A
-folder that nobody used for `_KEPT_DAYS` is removed when another one is made.
+The first process that needs a content makes its folder, under a lock, in bounded memory; all
+processes of the machine read the same files. A source that has not changed (path, size, time of
+change) is not read again. A folder that nobody used for `_KEPT_DAYS` is removed when another one is
+made.
 """
 
 from __future__ import annotations
@@ -14,16 +16,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.named_file import write_named
 from trainwright.infra.lock import locked
-from trainwright.tasks.data.dataset import Dataset, divided, load
-from trainwright.tasks.data.sources import content_sha256, files_of
+from trainwright.tasks.data.dataset import Dataset, RowSplit, divided, split_of, stored_rows
+from trainwright.tasks.data.row_file import RowFile
+from trainwright.tasks.data.sources import (
+    content_sha256,
+    files_of,
+    open_source,
+    readable,
+    require_free,
+)
+from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.job import DataSpec
@@ -32,11 +44,16 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+    Stored = Array | RowFile
 
 _FORMAT = 2
-"""Counts changes of the arrays that `dataset.load` makes of a content."""
+"""Counts changes of the arrays that `stored_rows` makes of a content."""
 _KEPT_DAYS = 30
-_SCHEMA, _VOCABULARIES, _TARGETS = "schema.json", "vocabularies.json", "targets.npy"
+_MAPPED_BYTES = 256 * 2**20
+"""Larger data is not mapped but read by rows (`row_file`)."""
+_SPLIT_HERE = 1 << 20
+"""The split of so many rows is made by each process, which is quicker than to keep it."""
+_SCHEMA, _VOCABULARIES = "schema.json", "vocabularies.json"
 
 
 def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
@@ -46,18 +63,19 @@ def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
     task, or if the disk is full.
     """
     root = home / "prepared"
-    given = [_FORMAT, _digest(spec, root), spec.target, spec.task, spec.missing]
+    sha256 = _digest(spec, root)
+    by = [spec.split, spec.split_by] if spec.split_by is not None else []
+    given = [_FORMAT, sha256, spec.target, spec.task, spec.missing, *by]
     folder = root / hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32]
-    if (found := _mapped(folder, spec, seed)) is not None:
+    if (found := _opened(folder, spec, seed)) is not None:
         return found
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / f"{folder.name}.lock", wait=True):
-        if (
-            found := _mapped(folder, spec, seed)
-        ) is None:  # else another process has made it meanwhile
+        if (found := _opened(folder, spec, seed)) is None:  # else another process made it
             _remove_unused(root)
-            _write(load(spec), folder)
-            found = _mapped(folder, spec, seed)
+            with readable(spec):
+                _write(stored_rows(open_source(spec), sha256, spec), folder)
+            found = _opened(folder, spec, seed)
             assert found is not None
     return found
 
@@ -75,54 +93,118 @@ def _digest(spec: DataSpec, root: Path) -> str:
     return found
 
 
-def _mapped(folder: Path, spec: DataSpec, seed: int) -> Dataset | None:
+def _opened(folder: Path, spec: DataSpec, seed: int) -> Dataset | None:
     """The dataset in a folder; None if it is missing or damaged."""
-    import numpy as np
-
     try:
         schema = DataSchema.model_validate_json((folder / _SCHEMA).read_bytes())
         vocabularies = json.loads((folder / _VOCABULARIES).read_bytes())
         os.utime(folder)
-        # Copy on write: processes share the pages, and torch accepts the arrays.
-        arrays = [
-            np.load(folder / name, mmap_mode="c")
-            for name in (_TARGETS, *(_file(number) for number in range(len(schema.inputs))))
-        ]
+        names = [*schema.inputs, TARGETS, *([KEYS] if spec.split_by is not None else [])]
+        arrays = _arrays({name: folder / file for name, file in _files(names).items()})
     except (OSError, ValueError):
         return None
-    targets, *inputs = arrays
-    if any(len(array) != schema.rows for array in arrays):
+    if any(len(array) != schema.rows for array in arrays.values()):
         return None
-    named = dict(zip(schema.inputs, inputs, strict=True))
-    return divided(named, targets, schema, vocabularies, spec, seed)
+    split = (
+        split_of(arrays, schema, spec, seed)
+        if schema.rows <= _SPLIT_HERE
+        else _split(folder, arrays, schema, spec, seed)
+    )
+    return divided(arrays, schema, vocabularies, split)
 
 
-def _write(dataset: Dataset, folder: Path) -> None:
+def _arrays(files: Mapping[str, Path]) -> dict[str, Stored]:
+    """The arrays in some files. Raises OSError, ValueError."""
+    import numpy as np
+
+    if sum(path.stat().st_size for path in files.values()) > _MAPPED_BYTES:
+        return {name: RowFile(path) for name, path in files.items()}
+    return {name: np.load(path, mmap_mode="r") for name, path in files.items()}
+
+
+def _split(
+    folder: Path, arrays: Mapping[str, Stored], schema: DataSchema, spec: DataSpec, seed: int
+) -> RowSplit:
+    """The split by a seed of many rows, made once and kept beside the arrays."""
+    import numpy as np
+
+    given = [seed, spec.validation_fraction, spec.split, spec.stratify]
+    kept = folder / f"split-{hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]}"
+    with locked(folder.with_name(f"{folder.name}-{kept.name}.lock"), wait=True):
+        if not kept.is_dir():
+            made = split_of(arrays, schema, spec, seed)
+            part = kept.with_name(f"{kept.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            require_free(folder, made.train.nbytes + made.validation.nbytes)
+            part.mkdir()
+            np.save(part / "train", made.train[:])
+            np.save(part / "validation", made.validation[:])
+            np.save(part / "codes", np.concatenate([np.zeros(0, np.int64), *made.codes]))
+            part.rename(kept)
+    codes = np.load(kept / "codes.npy")
+    sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
+    return RowSplit(
+        RowFile(kept / "train.npy"),
+        RowFile(kept / "validation.npy"),
+        np.split(codes, np.cumsum(sizes)[:-1]) if sizes else [],
+    )
+
+
+def _write(stored: StoredRows, folder: Path) -> None:
     """Write the arrays into a new folder, which appears whole."""
     import numpy as np
 
-    arrays = {_TARGETS: dataset.targets} | {
-        _file(number): array for number, array in enumerate(dataset.inputs.values())
-    }
     part = folder.with_name(f"{folder.name}.part")
     for old in (part, folder):  # a killed process left it, or it is damaged
         shutil.rmtree(old, ignore_errors=True)
-    size = sum(array.nbytes for array in arrays.values())
-    if (free := shutil.disk_usage(folder.parent).free) < size:
-        raise BadInput(
-            f"TRAINWRIGHT_HOME: the data needs {size / 2**20:,.0f} MiB in {folder.parent}; "
-            f"{free / 2**20:,.0f} MiB are free"
-        )
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in stored.arrays.values()]
+    require_free(folder.parent, sum(sizes))
     try:
         part.mkdir()
-        for name, array in arrays.items():
-            np.save(part / name, array)
-        (part / _VOCABULARIES).write_text(json.dumps(dataset.vocabularies))
-        (part / _SCHEMA).write_text(dataset.schema.model_dump_json(indent=1))
+        with contextlib.ExitStack() as files:
+            append = {
+                name: files.enter_context(_array_file(part / file, *stored.arrays[name]))
+                for name, file in _files(stored.arrays).items()
+            }
+            for chunk in stored.chunks():
+                for name, rows in chunk.items():
+                    append[name](rows)
+        (part / _VOCABULARIES).write_text(json.dumps(stored.vocabularies))
+        (part / _SCHEMA).write_text(stored.schema.model_dump_json(indent=1))
         part.rename(folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise BadInput(f"TRAINWRIGHT_HOME: {part}: can't be written ({error.strerror})") from None
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _array_file(
+    path: Path, shape: tuple[int, ...], dtype: str
+) -> Iterator[Callable[[Array], None]]:
+    """Inside the block, a function that appends rows to an array file of this shape."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    kind = np.dtype(dtype)
+    with path.open("wb") as file:
+        header = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(file, header)
+
+        def append(rows: Array) -> None:
+            file.write(np.ascontiguousarray(rows, kind).data)
+
+        yield append
+
+
+def _files(names: Iterable[str]) -> dict[str, str]:
+    """The name of each array's file."""
+    names = list(names)
+    inputs = [name for name in names if name not in (TARGETS, KEYS)]
+    files = {name: f"inputs-{number}.npy" for number, name in enumerate(inputs)}
+    return {**files, **{name: f"{name}.npy" for name in names if name in (TARGETS, KEYS)}}
 
 
 def _remove_unused(root: Path) -> None:
@@ -130,7 +212,3 @@ def _remove_unused(root: Path) -> None:
     for folder in root.iterdir():
         if len(folder.name) == 32 and folder.stat().st_mtime < oldest:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _file(number: int) -> str:
-    return f"inputs-{number}.npy"

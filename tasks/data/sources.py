@@ -1,16 +1,19 @@
-"""Finds and fetches data: built-in sets, files and folders of images, at a path or in S3.
+"""Finds and fetches data: built-in sets, files, folders of images or of parquet files; also in S3.
 
-`formats` reads the files. `read` returns the rows unchanged, with missing values, because
-validation must see those; `dataset` makes the model's arrays from them. Everything is held in
-memory.
+`open_source` opens a table to be read in batches (`table_source`), or arrays and images
+(`formats`). `read` returns all rows unchanged and in memory, with missing values, because
+validation must see those; `dataset` makes the model's arrays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +21,7 @@ from trainwright.estimator.named_file import kind_of_file
 from trainwright.tasks import progress
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
+from trainwright.tasks.data.table_source import TableSource, open_table, parquet_files
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec
@@ -51,10 +55,10 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     else:
         path = Path(uri)
     if path.is_dir():
-        if not (path / INDEX).is_file():
+        if not (path / INDEX).is_file() and not parquet_files(path):
             raise BadInput(
                 f"data.uri: got {uri}, a folder without {INDEX}; "
-                f"allowed: a folder of images with {INDEX}"
+                f"allowed: a folder of images with {INDEX}, or a folder of parquet files"
             )
     elif not path.exists():
         raise BadInput(f"data.uri: got {uri}; there is no such file")
@@ -64,7 +68,8 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     elif path.suffix.lower() not in SUFFIXES:
         raise BadInput(
             f"data.uri: got {uri}; "
-            f"allowed: {', '.join(SUFFIXES)}, or a folder of images with {INDEX}"
+            f"allowed: {', '.join(SUFFIXES)}, or a folder of images with {INDEX} "
+            "or of parquet files"
         )
     return spec.model_copy(update={"uri": str(path.absolute())})
 
@@ -92,6 +97,7 @@ def _fetched(uri: str, settings: Settings) -> Path:
         with tempfile.TemporaryDirectory(prefix=".part-", dir=cache) as part:
             whole = Path(part) / "whole"
             done, total = 0, sum(item.size for item in found.values())
+            require_free(cache, total)
             for key, item in found.items():
                 (whole / checked_key(key)).parent.mkdir(parents=True, exist_ok=True)
                 store.get_file(key, whole / key)
@@ -105,20 +111,46 @@ def _fetched(uri: str, settings: Settings) -> Path:
     return folder / name
 
 
+def require_free(folder: Path, size: int) -> None:
+    """Raise BadInput if the disk of a folder has no room for so many bytes."""
+    if (free := shutil.disk_usage(folder).free) < size:
+        raise BadInput(
+            f"TRAINWRIGHT_HOME: the data needs {size / 2**20:,.0f} MiB in {folder}; "
+            f"{free / 2**20:,.0f} MiB are free"
+        )
+
+
 def read(spec: DataSpec) -> Raw:
     """The rows of a local source (see `localized`). Raises BadInput if it can't be read."""
+    with readable(spec):
+        source = open_source(spec)
+        if isinstance(source, TableSource):
+            return Raw(content_sha256(spec), source.read())
+        return source
+
+
+def open_source(spec: DataSpec) -> TableSource | Raw:
+    """A local source (see `localized`): a table to be read in batches, or arrays or images.
+
+    Use it and its batches within `readable`.
+    """
+    path = Path(spec.uri)
+    if spec.uri.startswith("builtin:"):
+        return formats.read_digits(spec)
+    if (path / INDEX).is_file():
+        return formats.read_images(path, spec.target)
+    if path.suffix.lower() == ".npz":
+        return formats.read_arrays(path, spec.target)
+    return open_table(path)
+
+
+@contextlib.contextmanager
+def readable(spec: DataSpec) -> Iterator[None]:
+    """Inside the block, an error in reading the source becomes BadInput with one line."""
     import pyarrow as pa
 
-    local = spec.uri
-    path = Path(local)
     try:
-        if local.startswith("builtin:"):
-            return formats.read_digits(spec)
-        if path.is_dir():
-            return formats.read_images(path, spec.target)
-        if path.suffix.lower() == ".npz":
-            return formats.read_arrays(path, spec.target)
-        return Raw(formats.file_sha256([path]), formats.read_table(path))
+        yield
     except (
         pa.ArrowException,
         OSError,
@@ -130,7 +162,8 @@ def read(spec: DataSpec) -> Raw:
     ) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInput(
-            f"data.uri: got {spec.uri}; it can't be read: {reason or type(error).__name__}"
+            f"data.uri: got {spec.uri}; it can't be read: "
+            f"{' '.join(reason.split()) or type(error).__name__}"
         ) from error
 
 
@@ -154,4 +187,6 @@ def files_of(spec: DataSpec) -> list[Path]:
     if local.startswith("builtin:"):
         return [formats.digits_path()]
     path = Path(local)
-    return formats.image_files(path, spec.target)[1] if path.is_dir() else [path]
+    if (path / INDEX).is_file():
+        return formats.image_files(path, spec.target)[1]
+    return parquet_files(path) if path.is_dir() else [path]

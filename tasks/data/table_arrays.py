@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.data.arrow_numpy import filled
 from trainwright.tasks.data.column_scan import (
     MOST_CODES,
     ColumnScan,
@@ -19,8 +20,8 @@ from trainwright.tasks.data.column_scan import (
     is_number,
     is_text,
     plain,
+    require_one_kind,
 )
-from trainwright.tasks.data.formats import filled
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column
 from trainwright.tasks.spec.job import DataSpec
@@ -99,7 +100,10 @@ def table_arrays(
         if scan.rows and scan.empty and spec.missing != "refuse":
             dropped.append(name)
             continue
-        _require_usable(scan, f"data.uri: {spec.uri}: column {name!r}", spec)
+        where = f"data.uri: {spec.uri}: column {name!r}"
+        _require_usable(scan, where, spec)
+        if is_text(scan.type) and spec.uri.lower().endswith(".csv"):
+            require_one_kind(scan, where)
         missing = scan.missing + scan.nan
         if is_text(scan.type):
             assert scan.values is not None

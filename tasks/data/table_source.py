@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.data.arrow_numpy import to_arrow
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -34,6 +36,11 @@ class TableSource:
 
     schema: Any
     batches: Callable[[], Iterator[Any]]
+
+    @classmethod
+    def of(cls, table: Any) -> TableSource:
+        """A table in memory."""
+        return cls(table.schema, lambda: iter(table.to_batches(BATCH_ROWS)))
 
     def read(self) -> Any:
         """The whole table, in memory."""
@@ -155,8 +162,6 @@ def _unified(whole: Any, schema: Any, name: Path) -> Any:
 def _npy(path: Path) -> TableSource:
     import numpy as np
     import pyarrow as pa
-
-    from trainwright.tasks.data.formats import to_arrow
 
     array = np.load(path, allow_pickle=False, mmap_mode="r")
     if array.dtype.names is None and array.ndim != 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.data.arrow_numpy import to_numpy
 from trainwright.tasks.data.column_scan import (
     MOST_CLASSES,
     ColumnScan,
@@ -12,7 +13,6 @@ from trainwright.tasks.data.column_scan import (
     is_text,
     plain,
 )
-from trainwright.tasks.data.formats import to_numpy
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import Task
 

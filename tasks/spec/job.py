@@ -68,6 +68,21 @@ class DataSpec(Document):
     validation_fraction: Fraction = Field(
         default=0.2, description="share of rows held out for validation"
     )
+    split: Literal["rows", "time", "group"] = Field(
+        default="rows",
+        description="what is held out: random rows, the latest rows, or random whole groups",
+    )
+    split_by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="for split: time or group: the column with the time or the group of a row; it "
+        "is no input of the model",
+    )
+    stratify: bool | Literal["auto"] = Field(
+        default="auto",
+        description="true: each class has the same share of random validation rows; auto: only so "
+        "that both parts have every class with at least two rows; false: by chance",
+    )
     missing: Literal["auto", "refuse", "keep"] = Field(
         default="auto",
         description="missing values of a table's inputs: refused, or kept as NaN and code 0; auto: "
@@ -86,6 +101,12 @@ class DataSpec(Document):
         description="a run whose data is the reference for drift, as JOB/ID or URI; default: the "
         "job's promoted run, else its last successful one",
     )
+
+    @model_validator(mode="after")
+    def _split_has_its_column(self) -> DataSpec:
+        if (self.split == "rows") != (self.split_by is None):
+            raise ValueError("split_by with split: time or split: group, and only with these")
+        return self
 
 
 class ModelSpec(Document):

@@ -20,8 +20,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from trainwright.tasks.data.dataset import from_raw, task_of
+from trainwright.tasks.data.dataset import from_raw
 from trainwright.tasks.data.sources import read
+from trainwright.tasks.data.stored_rows import task_of
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Expectation, Validation
 from trainwright.tasks.spec.job import DataSpec

@@ -24,8 +24,8 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import compute
 
-from trainwright.tasks.data.dataset import as_input
 from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.stored_rows import as_input
 from trainwright.tasks.spec.job import DataSpec, Task
 
 MIN_ROWS = 10

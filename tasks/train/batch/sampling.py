@@ -11,19 +11,29 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainwright.tasks.train.batch.block_order import BlockOrder, RowNumbers
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+MOST_PERMUTED = 1 << 20
+"""With more rows, an epoch's order is made window by window."""
+
 
 def epoch_order(
-    rows: Sequence[int] | NDArray[np.int64], seed: int, epoch: int
-) -> NDArray[np.int64]:
-    """The training rows in the order of this epoch."""
+    rows: RowNumbers, seed: int, epoch: int, row_bytes: int = 1
+) -> NDArray[np.int64] | BlockOrder:
+    """The training rows in the order of this epoch.
+
+    More than about a million rows are in a `BlockOrder`, which depends on the size of a row.
+    """
     import numpy as np
 
+    if len(rows) > MOST_PERMUTED:
+        return BlockOrder(rows, seed, epoch, row_bytes)
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(
-        np.asarray(rows, dtype=np.int64)
+        np.asarray(rows[:], dtype=np.int64)
     )
 
 
@@ -105,14 +115,14 @@ def _proportional(total: int, weights: Sequence[float]) -> list[int]:
     return [size + least for size in whole]
 
 
-def own_part(
-    order: NDArray[np.int64], begin: int, split: Sequence[int], rank: int
-) -> tuple[NDArray[np.int64], int]:
-    """A rank's rows at the step that begins at row `begin` of the epoch, and the size of that step.
+def own_places(
+    rows: int, begin: int, split: Sequence[int], rank: int
+) -> tuple[tuple[int, int], int]:
+    """A rank's places in the epoch's order at the step that begins at `begin`, and its size.
 
-    The size is B, or the rows left in the epoch.
+    `rows` is the number of rows of the epoch. The size is B, or the rows left in the epoch.
     """
-    rows = order[begin : begin + sum(split)]
-    parts = shares(len(rows), split)
-    first = sum(parts[:rank])
-    return rows[first : first + parts[rank]], len(rows)
+    total = min(sum(split), rows - begin)
+    parts = shares(total, split)
+    first = begin + sum(parts[:rank])
+    return (first, first + parts[rank]), total

@@ -24,9 +24,10 @@ from trainwright.tasks.data import dataset as data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batch.half_batches import due, half_squares
 from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_signal
-from trainwright.tasks.train.batch.sampling import own_part, shares
+from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Collective, PeersLost
+from trainwright.tasks.train.rank.batch_loader import AHEAD, Tensors
 from trainwright.tasks.train.rank.gradients import GradientSum
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.replica import Replica
@@ -90,6 +91,8 @@ class Rank(Replica):
         self._updated = False
         """whether a first step is complete"""
         self._batch_size = 0
+        self._loaded: Tensors
+        """the current step's rows"""
         halves = [half_precision(device.type) for device in request.plan.devices]
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
         self._scales = self.spec.precision == "amp" and "fp16" in halves  # on all ranks alike
@@ -156,36 +159,38 @@ class Rank(Replica):
         batch unless a sample's loss depends on other samples: batch normalisation uses the
         statistics of a micro-batch over all ranks.
         """
-        rows, total = own_part(order, begin, self.split, self.number)
+        places, total = own_places(len(order), begin, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
         self.computing_since = time.monotonic() if self._updated else None
         self._figures.begin()
         self._seed(step)
-        self._batch_size = len(rows)
+        self._batch_size = size = places[1] - places[0]
         self._before_step = [
             (module, name, buffer.clone()) for module, name, buffer in self._buffers()
         ]
         self._gradients.begin()
         self._gradients.loss_scale = self.loss_scale.value if self._scales else 1.0
         try:
-            parts = self._micro_batches(rows, total)
+            following = self._following(len(order), begin + total)
+            self._loaded = self.loader.batch(order, places, following)
+            parts = self._micro_batches(size, total)
             loss, correct = self._forward_backward_all(parts, order, total)
             passes = 1 + self._measure_alone(parts, step)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
-                f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)
+                f"a batch of {size} does not fit into memory", batch_size=size
             ) from None
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:  # an emulated device sleeps for the rest of its compute time
-            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
+            emulated = EMULATED_SAMPLE_S * passes * size / self._speed - self.rest_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
         # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The joint |g|² of the last
         # step comes from the first rank: its last digit may differ between device types, but all
         # ranks must decide by the same value.
-        spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
+        spread = total**2 / size * self._gradients.own_square if size else 0.0
         joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]
         scalars = [
@@ -193,7 +198,7 @@ class Rank(Replica):
             correct,
             *asked,
             spread,
-            len(rows) > 0,
+            size > 0,
             joint_square,
             self._gradients.overflowed,
         ]
@@ -234,7 +239,7 @@ class Rank(Replica):
             return 0
 
         def loss_of(part: Any) -> torch.Tensor:
-            return self._forward(*self._batch(part))[1]
+            return self._forward(*self._given(self._part(part)))[1]
 
         self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows, first)))
         return len(rows) / sum(map(len, parts))
@@ -252,12 +257,32 @@ class Rank(Replica):
         )
         self.loss_scale = LossScale(**document.get("loss_scale", {}))
 
-    def _micro_batches(self, rows: Any, total: int) -> list[Any]:
+    def _following(self, rows: int, begin: int) -> list[tuple[int, int]]:
+        """The places of this rank's rows in the next steps of the epoch, if the split stays."""
+        steps: list[tuple[int, int]] = []
+        while begin < rows and len(steps) < AHEAD:
+            own, total = own_places(rows, begin, self.split, self.number)
+            steps.append(own)
+            begin += total
+        return steps
+
+    def _part(self, places: Any) -> Tensors:
+        """A micro-batch of the step's rows, by the first and last of its places among them."""
+        inputs, targets = self._loaded
+        if len(places) == len(targets):
+            return self._loaded
+        part = slice(int(places[0]), int(places[-1]) + 1)
+        return {name: tensor[part] for name, tensor in inputs.items()}, targets[part]
+
+    def _micro_batches(self, size: int, total: int) -> list[Any]:
         """Split the rank's rows evenly into as many micro-batches as the plan and the rows allow.
+
+        Each is an array of places among the step's rows.
 
         With joint batch normalisation, all ranks have the same number of parts, some perhaps empty.
         Without it, empty parts are dropped, but one part always remains.
         """
+        rows = np.arange(size)
         if self.request.plan.accumulation == 1:
             return [rows]
         parts = np.array_split(
@@ -274,7 +299,8 @@ class Rank(Replica):
             for joint in self._joined:
                 joint.weight = 1.0 if len(part) else 0.0
             # An empty part must still join the sums: it runs one sample with weight 0.
-            found = self._forward_backward(part if len(part) else order[:1], len(part) / total)
+            rows = self._part(part) if len(part) else self.loader.rows(order[:1])
+            found = self._forward_backward(rows, len(part) / total)
             loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
         return loss, correct
 
@@ -299,9 +325,9 @@ class Rank(Replica):
             outputs = for_loss(self.model(inputs))
             return outputs, loss_of(outputs, targets)
 
-    def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
+    def _forward_backward(self, rows: Tensors, weight: float) -> tuple[float, float]:
         """This part's share of the joint loss, and its number of correct classifications."""
-        inputs, targets = self._batch(rows)
+        inputs, targets = self._given(rows)
         try:
             outputs, loss = self._forward(inputs, targets)
             (loss * (weight * self._gradients.loss_scale)).backward()
@@ -343,13 +369,13 @@ class Rank(Replica):
         begin = sum(parts[: self.number])
         rows = self.validation_rows[begin : begin + parts[self.number]]
         figures, schema = torch.zeros(3, dtype=torch.float64), self.request.schema_
-        first = self._rows(self.validation_rows[:1])[1].reshape(-1)[0]
+        first = self.loader.rows(self.validation_rows[:1])[1].reshape(-1)[0]
         classes, naive = len(schema.classes or ()), self._naive_error()
         sums = sums_of(schema.task, classes, float(first), self.device, naive)
         size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
         self.model.eval()
         for at in range(0, len(rows), size):
-            inputs, targets = self._batch(rows[at : at + size])
+            inputs, targets = self._given(self.loader.rows(rows[at : at + size]))
             outputs, loss = self._forward(inputs, targets)
             count = len(targets)
             figures += torch.tensor(

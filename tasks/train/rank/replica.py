@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np  # noqa: TID253 - only ranks import this
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
@@ -15,14 +14,15 @@ from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed
+from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.checkpoint.tensors import load_optimizer, optimizer_tensors
 from trainwright.tasks.train.exchange.collective import Collective, take_from_first
+from trainwright.tasks.train.rank.batch_loader import BatchLoader, Tensors
 from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
 from trainwright.tasks.train.rank.validation_metrics import naive_error
 from trainwright.tasks.train.request import TrainRequest
 
-_KEPT_BYTES = 256 * 2**20
 NAIVE_ROWS = 1 << 16
 """The most rows from which the scale of MASE is made."""
 
@@ -79,29 +79,12 @@ class Replica:
         request = self.request
         require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
         self.train_rows, self.validation_rows = dataset.split.train, dataset.split.validation
-        self._dataset = dataset
-        # Small data stays on a GPU; else, and on CPUs, each batch is read from the mapped files.
-        self._kept: tuple[dict[str, torch.Tensor], torch.Tensor] | None = None
-        stored = [*dataset.inputs.values(), dataset.targets]
-        if self.device.type != "cpu" and sum(array.nbytes for array in stored) <= _KEPT_BYTES:
-            inputs, targets = self._read(np.arange(dataset.schema.rows))
-            self._kept = (
-                {name: tensor.to(self.device) for name, tensor in inputs.items()},
-                targets.to(self.device),
-            )
+        self._row_bytes = dataset.row_bytes
+        self.loader = BatchLoader(dataset, self.device)
 
-    def _read(self, rows: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Rows in host memory."""
-        inputs, targets = self._dataset.batch(rows)
-        return {name: torch.from_numpy(array) for name, array in inputs.items()}, torch.from_numpy(
-            targets
-        )
-
-    def _rows(self, rows: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        if self._kept is None:
-            return self._read(rows)
-        index = torch.as_tensor(rows, device=self.device)
-        return {name: kept[index] for name, kept in self._kept[0].items()}, self._kept[1][index]
+    def epoch_order(self, epoch: int) -> Any:
+        """The training rows in the order of an epoch."""
+        return epoch_order(self.train_rows, self.spec.seed, epoch, self._row_bytes)
 
     def _to_device(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor.to(self.device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -175,8 +158,9 @@ class Replica:
         except RuntimeError as error:
             raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
 
-    def _batch(self, rows: Any) -> tuple[Any, torch.Tensor]:
-        found, targets = self._rows(rows)
+    def _given(self, rows: Tensors) -> tuple[Any, torch.Tensor]:
+        """Inputs and targets as the model and the loss get them, on the rank's device."""
+        found, targets = rows
         inputs = {name: self._to_device(tensor, self._dtype) for name, tensor in found.items()}
         targets = self._to_device(targets, wide(self._dtype))
         return next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets
@@ -191,7 +175,9 @@ class Replica:
         if schema.task != "forecasting" or len(schema.inputs.get("history", ())) != 1:
             return None
         if self._naive is None:
-            inputs, targets = self._rows(self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)])
+            inputs, targets = self.loader.rows(
+                self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
+            )
             following = targets.reshape(len(targets), -1)[:, 0]
             self._naive = naive_error(inputs["history"][:, -1], following)
         return self._naive

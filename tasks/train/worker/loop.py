@@ -11,7 +11,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.batch.batch_split import BatchSplit
-from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
+from trainwright.tasks.train.batch.sampling import shares, steps_left
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import SentJournal
@@ -109,7 +109,7 @@ class Training:
             self.writer = Events(self.work / "events", self._state.step)
 
     def _run(self, stopped: bool) -> dict[str, Any] | None:
-        rank, spec = self.rank, self.rank.spec
+        rank = self.rank
         leave, order, ordered_for, epoch_started = False, None, -1, time.perf_counter()
         stepped = False
         while True:
@@ -124,10 +124,7 @@ class Training:
                     return None
                 state.epoch, begun = divmod(state.samples, self.rows)
                 if state.epoch != ordered_for:
-                    order, ordered_for = (
-                        epoch_order(rank.train_rows, spec.seed, state.epoch),
-                        state.epoch,
-                    )
+                    order, ordered_for = rank.epoch_order(state.epoch), state.epoch
                     epoch_started = time.perf_counter()
                 self.batch.obey_replay(state)
                 stopped, leave = self.step(order, begun)

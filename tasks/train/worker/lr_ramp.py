@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.batch.sampling import epoch_order, split_among
+from trainwright.tasks.train.batch.sampling import split_among
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.worker import lr_trials
@@ -79,7 +79,7 @@ def _series(
     for step, rate in enumerate(learning_rates):
         epoch, begin = divmod(samples, len(rank.train_rows))
         if begin == 0:
-            order = epoch_order(rank.train_rows, rank.spec.seed, epoch)
+            order = rank.epoch_order(epoch)
         found = rank.step(order, begin, step)
         samples += found.samples
         if found.stop:

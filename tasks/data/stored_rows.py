@@ -1,0 +1,292 @@
+"""A source's rows in the form in which they are stored: what the arrays are, and their chunks.
+
+A table and arrays are read twice in bounded memory: once to see what they hold, once to make the
+chunks. So nothing is written of data that is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainwright.tasks import progress
+from trainwright.tasks.data.column_scan import ColumnScan, is_text, require_one_kind, scan
+from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.row_split import require_rows, split_keys
+from trainwright.tasks.data.table_arrays import CATEGORIES, table_arrays
+from trainwright.tasks.data.table_source import BATCH_ROWS, TableSource
+from trainwright.tasks.data.target_column import looks_like_numbers, target_column
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.spec.job import DataSpec, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+TARGETS, KEYS = "targets", "keys"
+"""names of arrays besides the inputs: the targets, and what `data.split_by` splits by"""
+_TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
+_IMAGE_TASKS = ("image-classification", "custom")
+_SHOWN_ROWS = 1_000_000
+_CHUNK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """What is stored of a source. The schema lacks the split: its parts have 0 rows.
+
+    `arrays`: shape, rows first, and type of each input and of the targets. `chunks` reads the rows
+    in order: arrays by name, some rows of each at a time.
+    """
+
+    schema: DataSchema
+    arrays: dict[str, tuple[tuple[int, ...], str]]
+    chunks: Callable[[], Iterator[dict[str, Array]]]
+    vocabularies: dict[str, list[str]] = field(default_factory=dict)
+    """the values of the stored codes 1, 2, … by category column"""
+
+
+def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
+    """The stored form of a table. Raises BadInput if it does not fit the task."""
+    names = source.schema.names
+    _require_task(spec, _TABLE_TASKS, "a table")
+    if spec.target not in names:
+        _no_such_column(spec.target, names, spec, "data.target")
+    try:
+        scans = scan(_shown(source.batches(), spec, "scan"), source.schema, spec.target)
+    except ValueError as error:
+        raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
+    target = scans[spec.target]
+    require_rows(target.rows)
+    numbers = looks_like_numbers(target)
+    task = spec.task or ("tabular-regression" if numbers else "tabular-classification")
+    if is_text(target.type) and spec.uri.lower().endswith(".csv"):
+        require_one_kind(target, f"data.target: {spec.target!r}")
+    by = [spec.split_by] if spec.split_by is not None else []
+    if by and by[0] not in names:
+        _no_such_column(by[0], names, spec, "data.split_by")
+    table, form = table_arrays(scans, spec, by), target_column(target, task)
+
+    def chunks() -> Iterator[dict[str, Array]]:
+        for batch in _shown(source.batches(), spec, "store", target.rows):
+            found = {**table.of(batch), TARGETS: form.array(batch.column(spec.target))}
+            if by:
+                found[KEYS] = split_keys(batch.column(by[0]), spec)
+            yield found
+
+    schema = DataSchema(
+        task=task,
+        rows=target.rows,
+        train_rows=0,
+        validation_rows=0,
+        inputs=table.inputs,
+        input_dtypes={
+            name: "int64" if name == CATEGORIES else dtype for name, dtype in table.dtypes.items()
+        },
+        target=spec.target,
+        target_dtype=form.dtype,
+        classes=form.classes,
+        columns=table.columns,
+        dropped=table.dropped,
+        sha256=sha256,
+    )
+    arrays = {
+        name: ((target.rows, *shape), table.dtypes[name]) for name, shape in table.inputs.items()
+    }
+    arrays[TARGETS] = (target.rows,), form.dtype
+    if by:
+        arrays[KEYS] = (target.rows,), "int64"
+    values = {name: one.to_pylist() for name, one in table.vocabularies.items()}
+    return StoredRows(schema, arrays, chunks, values)
+
+
+def _shown(
+    batches: Iterator[Any], spec: DataSpec, part: str, of: int | None = None
+) -> Iterator[Any]:
+    """The batches, with a progress event every million rows."""
+    rows = shown = 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        if rows - shown >= _SHOWN_ROWS:
+            shown = rows
+            progress.emit("prepare", uri=spec.uri, part=part, rows=rows, of=of)
+
+
+def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
+    """The stored form of arrays or images. Raises BadInput if they do not fit the task."""
+    import numpy as np
+
+    scans = target_scan(raw, spec)
+    task = task_of(raw, spec)
+    require_rows(raw.rows)
+    if spec.split != "rows":
+        raise BadInput(f"data.split: got {spec.split}; allowed for arrays and images: rows")
+    images = None if raw.images is None else _stacked(raw, spec)
+    form, targets = None, raw.targets
+    if targets is None:
+        if spec.target not in scans:
+            _no_such_column(spec.target, raw.table.column_names, spec, "data.target")
+        form = target_column(scans[spec.target], task)
+    elif task.endswith("classification") or targets.dtype.kind not in "biuf":
+        allowed = "one class per row" if task.endswith("classification") else "numbers"
+        raise BadInput(
+            f"data.target: {spec.target!r} has shape {targets.shape} of {targets.dtype}; "
+            f"allowed for {task}: {allowed}"
+        )
+
+    def chunks() -> Iterator[dict[str, Array]]:
+        rows = _chunk_rows([images] if images is not None else list(raw.arrays.values()))
+        for begin in range(0, raw.rows, rows):
+            part = slice(begin, begin + rows)
+            if images is not None:
+                found = {"inputs": images[part]}
+            else:
+                found = {name: as_input(one[part], task) for name, one in raw.arrays.items()}
+            if form is not None:
+                column = raw.table.column(spec.target).slice(begin, rows)
+                found[TARGETS] = form.array(column)
+            elif targets is not None:
+                found[TARGETS] = np.ascontiguousarray(targets[part], dtype=np.float32)
+            yield found
+
+    first = _require_finite(chunks(), spec)
+    stored = {name: ((raw.rows, *one.shape[1:]), str(one.dtype)) for name, one in first.items()}
+    inputs = {name: one for name, one in stored.items() if name != TARGETS}
+    schema = DataSchema(
+        task=task,
+        rows=raw.rows,
+        train_rows=0,
+        validation_rows=0,
+        inputs={name: shape[1:] for name, (shape, _) in inputs.items()},
+        input_dtypes={name: dtype for name, (_, dtype) in inputs.items()},
+        target=spec.target,
+        target_dtype=stored[TARGETS][1],
+        classes=form.classes if form is not None else None,
+        sha256=raw.sha256,
+    )
+    return StoredRows(schema, stored, chunks)
+
+
+def _require_finite(chunks: Iterator[dict[str, Array]], spec: DataSpec) -> dict[str, Array]:
+    """The first chunk. Raises BadInput if a number is NaN or infinite."""
+    import numpy as np
+
+    first: dict[str, Array] | None = None
+    bad, sizes = Counter[str](), Counter[str]()
+    for chunk in chunks:
+        first = chunk if first is None else first
+        for name, array in chunk.items():
+            sizes[name] += array.size
+            if array.dtype.kind == "f":
+                bad[name] += array.size - int(np.count_nonzero(np.isfinite(array)))
+    assert first is not None
+    for name, count in bad.items():
+        if count:
+            where = f"data.uri: {spec.uri}: {name}"
+            if name == TARGETS:
+                where = f"data.target: {spec.target!r}"
+            raise BadInput(
+                f"{where}: {count} of {sizes[name]} values are NaN or infinite; allowed: none"
+            )
+    return first
+
+
+def _chunk_rows(arrays: list[Array]) -> int:
+    widest = max(array.nbytes // max(1, len(array)) for array in arrays)
+    return max(1, min(BATCH_ROWS, _CHUNK_BYTES // max(1, widest)))
+
+
+def task_of(raw: Raw, spec: DataSpec) -> Task:
+    """The job's task, or the inferred one. Raises BadInput if the job's does not fit the data."""
+    images = raw.images is not None or any(map(_looks_like_images, raw.arrays.values()))
+    if raw.is_table:
+        _require_task(spec, _TABLE_TASKS, "a table")
+    elif raw.images is not None:
+        _require_task(spec, _IMAGE_TASKS, "a folder of images")
+    if spec.task is not None:
+        if spec.task == "image-classification" and not (
+            images or all(a.ndim == 3 for a in raw.arrays.values())
+        ):
+            raise BadInput(
+                "data.task: got image-classification, but the arrays have no height and width; "
+                "choose another task"
+            )
+        return spec.task
+    if raw.targets is not None:
+        return "forecasting"
+    scans = target_scan(raw, spec)
+    if spec.target not in scans:
+        _no_such_column(spec.target, raw.table.column_names, spec, "data.target")
+    numbers = looks_like_numbers(scans[spec.target])
+    if images:
+        return "custom" if numbers else "image-classification"
+    return "tabular-regression" if numbers else "tabular-classification"
+
+
+def target_scan(raw: Raw, spec: DataSpec) -> dict[str, ColumnScan]:
+    """The scan of the target's column, by its name; empty if there is no such column."""
+    table = raw.table.select([name for name in raw.table.column_names if name == spec.target])
+    try:
+        return scan(table.to_batches(BATCH_ROWS), table.schema, spec.target)
+    except ValueError as error:
+        raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
+
+
+def _require_task(spec: DataSpec, allowed: tuple[str, ...], what: str) -> None:
+    if spec.task is not None and spec.task not in allowed:
+        raise BadInput(f"data.task: got {spec.task}; allowed for {what}: {', '.join(allowed)}")
+
+
+def as_input(array: Array, task: Task) -> Array:
+    """A source's array as a model input.
+
+    Images are scaled to 0..1, channels first; tokens are int64; everything else is float32.
+    """
+    import numpy as np
+
+    if _looks_like_images(array) or (task == "image-classification" and array.ndim == 3):
+        if array.ndim == 3:
+            array = array[:, None]
+        elif array.shape[1] > 4 and array.shape[3] <= 4:
+            array = array.transpose(0, 3, 1, 2)
+        scale = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
+        return np.ascontiguousarray(array, dtype=np.float32) / np.float32(scale)
+    whole = array.dtype.kind in "iu" and task in ("text-classification", "custom")
+    return np.ascontiguousarray(array, dtype=np.int64 if whole else np.float32)
+
+
+def _looks_like_images(array: Array) -> bool:
+    return array.ndim == 4 or (array.ndim == 3 and array.dtype.str == "|u1")
+
+
+def _stacked(raw: Raw, spec: DataSpec) -> Array:
+    import numpy as np
+
+    images = raw.images or []
+    files = raw.table.column("file").to_pylist()
+    for file, image in zip(files, images, strict=True):
+        if image is None:
+            raise BadInput(f"data.uri: {spec.uri}: {file} can't be read as an image")
+        if images[0] is not None and image.shape != images[0].shape:
+            raise BadInput(
+                f"data.uri: {spec.uri}: {file} is {_size(image)}, "
+                f"{files[0]} is {_size(images[0])}; allowed: one size"
+            )
+    return np.asarray(images, dtype=np.float32) / np.float32(255)
+
+
+def _size(image: Array) -> str:
+    channels, height, width = image.shape
+    return f"{height}×{width} with {channels} channel{'s' if channels > 1 else ''}"
+
+
+def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> NoReturn:
+    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    raise BadInput(
+        f"{field}: got {name!r}; allowed: a column of {spec.uri}: {listed or 'it has none'}"
+    )

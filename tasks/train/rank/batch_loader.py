@@ -1,0 +1,108 @@
+"""Reads a rank's batches, and those of the next steps while a step computes.
+
+A batch is a range of places in an epoch's order. After each one, the ranges of the next steps are
+predicted and read by a thread. If a step needs another range, because the split or the batch size
+changed, what was read ahead is dropped. So a step gets the same rows with and without reading
+ahead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np  # noqa: TID253 - only ranks import this
+import torch  # noqa: TID253
+
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.train.batch.block_order import BlockOrder
+from trainwright.tasks.train.rank.window_rows import Rows, WindowRows, joined
+
+AHEAD = 2
+_SMALL_BYTES = 256 * 2**20
+Places = tuple[int, int]
+Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+
+class BatchLoader:
+    """The inputs and targets of rows, in host memory; on a GPU if the data is small.
+
+    `wait_s`: the time that steps waited for their rows.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self._dataset = dataset
+        self.wait_s = 0.0
+        small = dataset.nbytes <= _SMALL_BYTES  # read at once: quicker than to ask a thread
+        self._kept: Tensors | None = None
+        if small and device.type != "cpu":
+            inputs, targets = self.rows(np.arange(dataset.schema.rows))
+            kept = {name: tensor.to(device) for name, tensor in inputs.items()}
+            self._kept = kept, targets.to(device)
+        self._device = device
+        self._thread = None if small else ThreadPoolExecutor(1, "read-ahead")
+        self._order: Any = None
+        self._ahead: dict[Places, Future[Rows]] = {}
+        self._window: WindowRows | None = None
+
+    def rows(self, rows: Any) -> Tensors:
+        """Some rows, by their numbers."""
+        if self._kept is not None:
+            index = torch.as_tensor(rows, device=self._device)
+            return {name: kept[index] for name, kept in self._kept[0].items()}, self._kept[1][index]
+        return _tensors(self._dataset.batch(rows))
+
+    def batch(self, order: Any, own: Places, following: Sequence[Places] = ()) -> Tensors:
+        """The rows at some places of an epoch's order. `following`: those of the next steps."""
+        started = time.perf_counter()
+        if self._thread is None:
+            found = self.rows(order[slice(*own)])
+        else:
+            found = _tensors(self._awaited(self._thread, order, own))
+            for wanted in following[:AHEAD]:
+                if wanted not in self._ahead:
+                    self._ahead[wanted] = self._thread.submit(self._read, order, wanted)
+        self.wait_s += time.perf_counter() - started
+        return found
+
+    def _awaited(self, thread: ThreadPoolExecutor, order: Any, own: Places) -> Rows:
+        found = self._ahead.pop(own, None) if order is self._order else None
+        if found is None:
+            for other in self._ahead.values():
+                other.cancel()
+            self._ahead = {}
+            found = thread.submit(self._read, order, own)
+        self._order = order
+        return found.result()
+
+    def _read(self, order: Any, places: Places) -> Rows:
+        """In the thread: the rows at these places, and a part of the next window."""
+        if not isinstance(order, BlockOrder):
+            return self._dataset.batch(order[slice(*places)])
+        begin, end = places
+        parts = []
+        while begin < end:
+            window = self._opened(order, order.window_of(begin))
+            last = min(end, window.end)
+            parts.append(window.at(begin, last))
+            begin = last
+            window.advance(self._dataset, last)
+        return parts[0] if len(parts) == 1 else joined(parts, self._dataset)
+
+    def _opened(self, order: BlockOrder, number: int) -> WindowRows:
+        """A window with all of its rows."""
+        held = self._window
+        if held is None or held.order is not order or held.number not in (number, number - 1):
+            held = WindowRows(order, number)
+        elif held.number == number - 1:
+            held = held.next or WindowRows(order, number)
+        held.fill(self._dataset, 1.0)
+        self._window = held
+        return held
+
+
+def _tensors(rows: Rows) -> Tensors:
+    inputs, targets = rows
+    return {name: torch.from_numpy(one) for name, one in inputs.items()}, torch.from_numpy(targets)

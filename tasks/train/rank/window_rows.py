@@ -1,0 +1,69 @@
+"""The rows of a window of a large epoch, in memory, and those of the next one, read bit by bit.
+
+While a window is used up, the next one fills: so reading costs every step the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.train.batch.block_order import BlockOrder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+Rows = tuple[dict[str, "Array"], "Array"]
+_EARLIER = 1.25
+"""The next window is full when four fifths of this one are used."""
+
+
+class WindowRows:
+    """Inputs and targets of one window of an epoch."""
+
+    def __init__(self, order: BlockOrder, number: int) -> None:
+        self.order, self.number, self._window = order, number, order.window(number)
+        self.end = self._window.begin + len(self._window.rows)
+        self.next: WindowRows | None = None
+        self._filled = 0
+        self._parts: list[Rows] = []
+
+    def fill(self, dataset: Dataset, share: float) -> None:
+        """Read the rows until this share of them is in memory."""
+        rows = self._window.rows
+        wanted = min(len(rows), round(share * len(rows)))
+        if wanted > self._filled:
+            self._parts.append(dataset.batch(rows[self._filled : wanted]))
+            self._filled = wanted
+        if self._filled == len(rows) and len(self._parts) > 1:
+            self._parts = [joined(self._parts, dataset)]
+
+    def at(self, begin: int, end: int) -> Rows:
+        """The rows at these places of the epoch; the window must be full."""
+        import numpy as np
+
+        [(inputs, targets)] = self._parts
+        chosen = self._window.order[begin - self._window.begin : end - self._window.begin]
+        found = {name: np.take(one, chosen, axis=0) for name, one in inputs.items()}
+        return found, np.take(targets, chosen, axis=0)
+
+    def advance(self, dataset: Dataset, end: int) -> None:
+        """Read as much of the next window as is due when this one is used up to `end`."""
+        if self.number + 1 < self.order.windows:
+            if self.next is None:
+                self.next = WindowRows(self.order, self.number + 1)
+            used = (end - self._window.begin) / len(self._window.rows)
+            self.next.fill(dataset, _EARLIER * used)
+
+
+def joined(parts: Sequence[Rows], dataset: Dataset) -> Rows:
+    """The rows of all parts, in order."""
+    import numpy as np
+
+    if not parts:
+        return dataset.batch(np.empty(0, np.int64))
+    inputs = {name: np.concatenate([one[0][name] for one in parts]) for name in parts[0][0]}
+    return inputs, np.concatenate([one[1] for one in parts])
