@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.train.batch.sampling import (
     epoch_order,
-    own_part,
+    own_places,
     samples_after,
     shares,
     split_among,
@@ -32,9 +32,9 @@ def test_an_epoch_takes_every_row_exactly_once_for_any_split(
     taken = []
     for step in range(steps_per_epoch(rows, sum(split))):
         for rank in range(len(split)):
-            part, total = own_part(order, step * sum(split), split, rank)
+            places, total = own_places(rows, step * sum(split), split, rank)
             assert total == min(sum(split), rows - step * sum(split))
-            taken += part.tolist()
+            taken += order[slice(*places)].tolist()
     assert sorted(taken) == [3 * row for row in range(rows)]
 
 
@@ -45,8 +45,8 @@ def test_an_epoch_takes_every_row_exactly_once_if_split_and_batch_change_within_
     order, taken, begin = epoch_order(np.arange(rows), 0, 0), [], 0
     for split in itertools.cycle(splits):
         for rank in range(len(split)):
-            part, total = own_part(order, begin, split, rank)
-            taken += part.tolist()
+            places, total = own_places(rows, begin, split, rank)
+            taken += order[slice(*places)].tolist()
         begin += total
         if begin == rows:
             break
