@@ -121,8 +121,25 @@ def load(spec: DataSpec, seed: int = 0) -> Dataset:
 
 
 def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
-    """The schema of a job's data. Raises BadInput as `load` does."""
-    return load(spec, seed).schema
+    """The schema of a job's data, in bounded memory. Raises BadInput as `load` does."""
+    import numpy as np
+
+    with readable(spec):
+        stored = stored_rows(open_source(spec), content_sha256(spec), spec)
+        schema = stored.schema
+        kept = {
+            name: np.empty(stored.arrays[name][0], "uint16" if name == TARGETS else "int64")
+            for name in (TARGETS, KEYS)
+            if name in stored.arrays and (name == KEYS or schema.classes is not None)
+        }
+        begin = 0
+        for chunk in stored.chunks() if kept else ():
+            for name, array in kept.items():
+                array[begin : begin + len(chunk[name])] = chunk[name]
+            begin += len(chunk[TARGETS])
+    held_out = validation_rows(spec, seed, schema.rows, kept.get(TARGETS), kept.get(KEYS))
+    count = int(np.count_nonzero(held_out))
+    return schema.model_copy(update={"train_rows": schema.rows - count, "validation_rows": count})
 
 
 def from_raw(raw: Raw, spec: DataSpec, seed: int = 0) -> Dataset:

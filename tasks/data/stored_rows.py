@@ -57,7 +57,7 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     if spec.target not in names:
         _no_such_column(spec.target, names, spec, "data.target")
     try:
-        scans = scan(_shown(source.batches(), spec, "scan"), source.schema, spec.target)
+        scans = scan(_shown(source.batches(), spec), source.schema, spec.target)
     except ValueError as error:
         raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
     target = scans[spec.target]
@@ -72,7 +72,7 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     table, form = table_arrays(scans, spec, by), target_column(target, task)
 
     def chunks() -> Iterator[dict[str, Array]]:
-        for batch in _shown(source.batches(), spec, "store", target.rows):
+        for batch in _shown(source.batches(), spec, target.rows):
             found = {**table.of(batch), TARGETS: form.array(batch.column(spec.target))}
             if by:
                 found[KEYS] = split_keys(batch.column(by[0]), spec)
@@ -104,17 +104,15 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     return StoredRows(schema, arrays, chunks, values)
 
 
-def _shown(
-    batches: Iterator[Any], spec: DataSpec, part: str, of: int | None = None
-) -> Iterator[Any]:
-    """The batches, with a progress event every million rows."""
+def _shown(batches: Iterator[Any], spec: DataSpec, of: int | None = None) -> Iterator[Any]:
+    """The batches, with a progress event every million rows. `of`: how many there are, if known."""
     rows = shown = 0
     for batch in batches:
         yield batch
         rows += batch.num_rows
         if rows - shown >= _SHOWN_ROWS:
             shown = rows
-            progress.emit("prepare", uri=spec.uri, part=part, rows=rows, of=of)
+            progress.emit("prepare", uri=spec.uri, rows=rows, of=of)
 
 
 def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:

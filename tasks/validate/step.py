@@ -41,7 +41,7 @@ def work(context: RunContext) -> Reference:
     reference = find_reference(job, run.store_uri, context.settings)
     validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
     validation = with_drift(validation, job.data, reference)
-    if validation.success and (names := _names(validation, data, job, context.settings)):
+    if validation.success and (names := _prepare(data, job, context.settings)):
         run.write(Vocabulary(names=names))
     run.write(validation)
     if not validation.success:
@@ -54,16 +54,15 @@ def work(context: RunContext) -> Reference:
     return _reference(validation)
 
 
-def _names(
-    validation: Validation, data: DataSpec, job: Job, settings: Settings
-) -> dict[str, list[str]]:
-    """The values of each category column by code, and the classes; empty without categories."""
+def _prepare(data: DataSpec, job: Job, settings: Settings) -> dict[str, list[str]]:
+    """Prepare valid data, so that ranks on this machine find it and a full disk takes no device.
+
+    Returns the values of category columns by code, and the classes; empty without categories.
+    """
     from trainwright.tasks.data.prepared import prepared
 
-    schema = validation.data
-    if schema is None or all(column.kind != "category" for column in schema.columns):
-        return {}
-    return prepared(data, settings.home, job.train.seed).names()
+    found = prepared(data, settings.home, job.train.seed)
+    return found.names() if found.vocabularies else {}
 
 
 def _require_metrics(job: Job, validation: Validation) -> None:

@@ -72,6 +72,10 @@ class Watch:
         elif kind == "preload":
             share = event["bytes"] / max(1, event["of"])
             self._begin(f"data to {event['host']}: {share:.0%} of {event['of'] / 1e6:.1f} MB")
+        elif kind == "prepare":
+            total = f" of {event['of']:,}" if event["of"] else ""
+            done = "prepared" if event["of"] else "looked at"
+            self._begin(f"data: {event['rows']:,}{total} rows {done}")
         elif kind == "stage":
             self._begin(f"starting {event['name']}")
         elif kind == "step":

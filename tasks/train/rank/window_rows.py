@@ -5,6 +5,7 @@ While a window is used up, the next one fills: so reading costs every step the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,26 +30,36 @@ class WindowRows:
         self.end = self._window.begin + len(self._window.rows)
         self.next: WindowRows | None = None
         self._filled = 0
-        self._parts: list[Rows] = []
+        self._rows: Rows | None = None
 
     def fill(self, dataset: Dataset, share: float) -> None:
         """Read the rows until this share of them is in memory."""
+        import numpy as np
+
         rows = self._window.rows
-        wanted = min(len(rows), round(share * len(rows)))
-        if wanted > self._filled:
-            self._parts.append(dataset.batch(rows[self._filled : wanted]))
-            self._filled = wanted
-        if self._filled == len(rows) and len(self._parts) > 1:
-            self._parts = [joined(self._parts, dataset)]
+        wanted = min(len(rows), math.ceil(share * len(rows)))
+        if wanted <= self._filled:
+            return
+        inputs, targets = dataset.batch(rows[self._filled : wanted])
+        if self._rows is None:
+            whole = {
+                name: np.empty((len(rows), *one.shape[1:]), one.dtype)
+                for name, one in inputs.items()
+            }
+            self._rows = whole, np.empty((len(rows), *targets.shape[1:]), targets.dtype)
+        for name, one in inputs.items():
+            self._rows[0][name][self._filled : wanted] = one
+        self._rows[1][self._filled : wanted] = targets
+        self._filled = wanted
 
     def at(self, begin: int, end: int) -> Rows:
         """The rows at these places of the epoch; the window must be full."""
         import numpy as np
 
-        [(inputs, targets)] = self._parts
+        assert self._rows is not None
         chosen = self._window.order[begin - self._window.begin : end - self._window.begin]
-        found = {name: np.take(one, chosen, axis=0) for name, one in inputs.items()}
-        return found, np.take(targets, chosen, axis=0)
+        found = {name: np.take(one, chosen, axis=0) for name, one in self._rows[0].items()}
+        return found, np.take(self._rows[1], chosen, axis=0)
 
     def advance(self, dataset: Dataset, end: int) -> None:
         """Read as much of the next window as is due when this one is used up to `end`."""

@@ -171,6 +171,27 @@ def test_missing_values_are_kept_only_for_a_job_without_a_model() -> None:
     assert Job.model_validate(refusing).data.missing == "refuse"
 
 
+def test_few_numbers_among_texts_are_categories(tmp_path: Path) -> None:
+    table = "rooms,label\n" + "".join(f"{n % 3 or '3+'},{n % 2}\n" for n in range(60))
+    found = load(DataSpec(uri=write(tmp_path, "rooms.csv", table)))
+    assert found.names()["rooms"] == ["1", "2", "3+"]
+
+
+def test_texts_of_a_parquet_file_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    texts = pa.array([b"a", b"\xff\xfe"] * 10).view(pa.string())
+    parquet.write_table(pa.table({"a": texts, "label": [0, 1] * 10}), tmp_path / "bytes.parquet")
+    with pytest.raises(BadInput, match="the column 'a' is not UTF-8 text"):
+        load(DataSpec(uri=str(tmp_path / "bytes.parquet")))
+
+
+def test_a_description_is_that_of_the_loaded_data(tmp_path: Path) -> None:
+    people = "".join(f"{n},{'ab'[n % 2]},g{n % 7},{n % 5 // 4}\n" for n in range(60))
+    uri = write(tmp_path, "people.csv", "x,c,who,label\n" + people)
+    for fields in ({}, {"split": "group", "split_by": "who"}, {"target": "x"}):
+        spec = DataSpec(uri=uri, **fields)
+        assert dataset.describe(spec, 3) == dataset.load(spec, 3).schema
+
+
 def test_hostile_names_pass_through_unharmed(tmp_path: Path) -> None:
     names = ['"; import os #', "a\nb", "{{x}}", "<b>", "__class__", "ü" * 300]
     hostile = ["'); DROP TABLE", "\\", "\x00", "</script>", "\u202e"]
@@ -270,7 +291,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.txt",
             "x",
             {},
-            r"data\.uri: got .*a\.txt; allowed: \.parquet, \.csv, \.npz, \.npy, or a folder",
+            r"data\.uri: got .*a\.txt; allowed: \.parquet, \.csv, \.npz, \.npy, or a folder of images",
         ),
         (
             "a.csv",
@@ -318,6 +339,18 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a,b,label\n1e39,,x\n2,3,y\n",
             {"missing": "keep"},
             "column 'a': 1 of 2 values are infinite; allowed: none",
+        ),
+        (
+            "a.csv",
+            "a,label\n" + "".join(f"{n / 7},{n % 2}\n" for n in range(99)) + "n.a.,1\n",
+            {},
+            "column 'a' holds numbers in 99 rows and texts in 1, such as 'n.a.'; allowed: one kind",
+        ),
+        (
+            "a.csv",
+            "a,label\n" + "".join(f"{n},{n / 7}\n" for n in range(99)) + "1,none\n",
+            {},
+            "data.target: 'label' holds numbers in 99 rows and texts in 1",
         ),
         ("a.csv", b"a,label\n\xff\xfe,x\nb,y\n", {}, "the column 'a' is not UTF-8 text"),
         (

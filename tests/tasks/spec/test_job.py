@@ -18,7 +18,7 @@ pool: ../pools/two-cpus.yaml
 priority: 0
 data:
   {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2,
-   expectations: suite.json, missing: auto}
+   expectations: suite.json, missing: auto, split: group, split_by: patient, stratify: auto}
 model: {source: cnn.py, config: {width: 64}}
 train:
   {epochs: 5, global_batch_size: auto, batch_bounds: [64, 1024],
