@@ -291,7 +291,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.txt",
             "x",
             {},
-            r"data\.uri: got .*a\.txt; allowed: \.parquet, \.csv, \.npz, \.npy, or a folder of images",
+            r"data\.uri: got .*a\.txt; allowed: \.parquet, \.csv, \.npz, \.npy, or a folder of",
         ),
         (
             "a.csv",
