@@ -65,7 +65,7 @@ def predicted(
     pool = load_pool(job.pool)
     usable(pool, job)  # raises BadInput if there are too few
     require_possible(job, pool)
-    schema = dataset.describe(localized(job.data, settings))
+    schema = dataset.describe(localized(job.data, settings), job.train.seed)
     require_possible(job, pool, schema.train_rows)
     structure = extract_model(
         job.model,

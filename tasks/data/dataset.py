@@ -101,7 +101,9 @@ class Dataset:
 def _rows(array: Stored, rows: Array) -> Array:
     import numpy as np
 
-    return array.take(rows) if isinstance(array, RowFile) else np.take(array, rows, axis=0)
+    return (
+        array.take(rows) if isinstance(array, RowFile) else np.take(np.asarray(array), rows, axis=0)
+    )
 
 
 def stored_rows(source: TableSource | Raw, sha256: str, spec: DataSpec) -> StoredRows:

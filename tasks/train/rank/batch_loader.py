@@ -20,7 +20,7 @@ from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.train.batch.block_order import BlockOrder
 from trainwright.tasks.train.rank.window_rows import Rows, WindowRows, joined
 
-AHEAD = 2
+_AHEAD = 2
 _SMALL_BYTES = 256 * 2**20
 Places = tuple[int, int]
 Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -29,7 +29,7 @@ Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 class BatchLoader:
     """The inputs and targets of rows, in host memory; on a GPU if the data is small.
 
-    `wait_s`: the time that steps waited for their rows.
+    `ahead`: how many steps' rows are read ahead. `wait_s`: the time that steps waited for rows.
     """
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
@@ -42,9 +42,10 @@ class BatchLoader:
             kept = {name: tensor.to(device) for name, tensor in inputs.items()}
             self._kept = kept, targets.to(device)
         self._device = device
+        self.ahead = 0 if small else _AHEAD
         self._thread = None if small else ThreadPoolExecutor(1, "read-ahead")
         self._order: Any = None
-        self._ahead: dict[Places, Future[Rows]] = {}
+        self._read_ahead: dict[Places, Future[Rows]] = {}
         self._window: WindowRows | None = None
 
     def rows(self, rows: Any) -> Tensors:
@@ -61,18 +62,18 @@ class BatchLoader:
             found = self.rows(order[slice(*own)])
         else:
             found = _tensors(self._awaited(self._thread, order, own))
-            for wanted in following[:AHEAD]:
-                if wanted not in self._ahead:
-                    self._ahead[wanted] = self._thread.submit(self._read, order, wanted)
+            for wanted in following[: self.ahead]:
+                if wanted not in self._read_ahead:
+                    self._read_ahead[wanted] = self._thread.submit(self._read, order, wanted)
         self.wait_s += time.perf_counter() - started
         return found
 
     def _awaited(self, thread: ThreadPoolExecutor, order: Any, own: Places) -> Rows:
-        found = self._ahead.pop(own, None) if order is self._order else None
+        found = self._read_ahead.pop(own, None) if order is self._order else None
         if found is None:
-            for other in self._ahead.values():
+            for other in self._read_ahead.values():
                 other.cancel()
-            self._ahead = {}
+            self._read_ahead = {}
             found = thread.submit(self._read, order, own)
         self._order = order
         return found.result()

@@ -27,7 +27,7 @@ from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_sign
 from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Collective, PeersLost
-from trainwright.tasks.train.rank.batch_loader import AHEAD, Tensors
+from trainwright.tasks.train.rank.batch_loader import Tensors
 from trainwright.tasks.train.rank.gradients import GradientSum
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.replica import Replica
@@ -258,9 +258,12 @@ class Rank(Replica):
         self.loss_scale = LossScale(**document.get("loss_scale", {}))
 
     def _following(self, rows: int, begin: int) -> list[tuple[int, int]]:
-        """The places of this rank's rows in the next steps of the epoch, if the split stays."""
+        """The places of this rank's rows in the next steps of the epoch, if the split stays.
+
+        As many as the loader reads ahead.
+        """
         steps: list[tuple[int, int]] = []
-        while begin < rows and len(steps) < AHEAD:
+        while begin < rows and len(steps) < self.loader.ahead:
             own, total = own_places(rows, begin, self.split, self.number)
             steps.append(own)
             begin += total

@@ -79,12 +79,12 @@ class Replica:
         request = self.request
         require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
         self.train_rows, self.validation_rows = dataset.split.train, dataset.split.validation
-        self._row_bytes = dataset.row_bytes
+        self.dataset = dataset
         self.loader = BatchLoader(dataset, self.device)
 
     def epoch_order(self, epoch: int) -> Any:
         """The training rows in the order of an epoch."""
-        return epoch_order(self.train_rows, self.spec.seed, epoch, self._row_bytes)
+        return epoch_order(self.train_rows, self.spec.seed, epoch, self.dataset.row_bytes)
 
     def _to_device(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor.to(self.device, dtype if tensor.is_floating_point() else tensor.dtype)
