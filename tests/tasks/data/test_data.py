@@ -471,6 +471,15 @@ def test_data_in_s3_is_fetched_once_per_content(server: Path, tmp_path: Path) ->
     for path in folder.iterdir():
         store.put_file(f"pets/{path.name}", path)
     assert load(DataSpec(uri="s3://data/sets/pets")).schema.inputs == {"inputs": (3, 6, 5)}
+    for number in range(2):
+        parquet.write_table(pa.table({"x": [1.5, number], "label": ["a", "b"]}), tmp_path / "one")
+        store.put_file(f"table/year/{number}.parquet", tmp_path / "one")
+    assert load(DataSpec(uri="s3://data/sets/table")).inputs["inputs"].tolist() == [
+        [1.5],
+        [0],
+        [1.5],
+        [1],
+    ]
     with pytest.raises(
         BadInput, match=r"data\.uri: got s3://data/sets/none\.csv; there is no such object"
     ):
