@@ -48,7 +48,7 @@ def validation_rows(
     if spec.split == "group":
         return _groups(keys[:rows], count, seed, spec)
     order = _order(rows, seed)
-    if classes is not None and spec.stratify is True:
+    if classes is not None and spec.stratify == "true":
         return _proportional(order, classes, count)
     held_out = _marked(rows, order[:count])
     if classes is not None and spec.stratify == "auto":

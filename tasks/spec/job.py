@@ -78,7 +78,7 @@ class DataSpec(Document):
         description="for split: time or group: the column with the time or the group of a row; it "
         "is no input of the model",
     )
-    stratify: bool | Literal["auto"] = Field(
+    stratify: Literal["auto", "true", "false"] = Field(
         default="auto",
         description="true: each class has the same share of random validation rows; auto: only so "
         "that both parts have every class with at least two rows; false: by chance",
@@ -101,6 +101,11 @@ class DataSpec(Document):
         description="a run whose data is the reference for drift, as JOB/ID or URI; default: the "
         "job's promoted run, else its last successful one",
     )
+
+    @field_validator("stratify", mode="before")
+    @classmethod
+    def _yaml_has_true_and_false(cls, value: Any) -> Any:
+        return str(value).lower() if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _split_has_its_column(self) -> DataSpec:

@@ -39,7 +39,7 @@ def test_both_parts_have_every_class_with_two_rows_and_nothing_changes_needlessl
     classes: list[int], seed: int
 ) -> None:
     labels = np.array(classes)
-    by_chance = validation_rows(spec(stratify=False), seed, len(labels), labels)
+    by_chance = validation_rows(spec(stratify="false"), seed, len(labels), labels)
     held_out = validation_rows(spec(), seed, len(labels), labels)
     frequent = {one for one in classes if classes.count(one) > 1}
     assert frequent <= set(labels[held_out].tolist())
@@ -55,7 +55,7 @@ def test_a_stratified_split_has_the_share_of_each_class(
     classes: list[int], seed: int, fraction: float
 ) -> None:
     labels = np.array(classes)
-    wanted = spec(stratify=True, validation_fraction=fraction)
+    wanted = spec(stratify="true", validation_fraction=fraction)
     held_out = validation_rows(wanted, seed, len(labels), labels)
     assert held_out.any()
     assert not held_out.all()
@@ -138,6 +138,13 @@ def test_a_column_that_can_not_split_is_refused(
         columns["when"] = column * 10
     with pytest.raises(BadInput, match=said):
         from_raw(Raw("", pa.table(columns)), spec(**{"split_by": "when", **fields}))
+
+
+def test_stratify_takes_the_words_of_yaml() -> None:
+    for given, kept in ((True, "true"), (False, "false"), ("auto", "auto")):
+        assert validated(DataSpec, {"uri": "a", "stratify": given}, "data").stratify == kept
+    with pytest.raises(BadInput, match="stratify: got 3; allowed: .auto., .true. or .false."):
+        validated(DataSpec, {"uri": "a", "stratify": 3}, "data")
 
 
 @pytest.mark.parametrize("fields", [{"split": "time"}, {"split_by": "when"}])
