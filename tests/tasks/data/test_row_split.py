@@ -141,9 +141,9 @@ def test_a_column_that_can_not_split_is_refused(
 
 
 def test_stratify_takes_the_words_of_yaml() -> None:
-    for given, kept in ((True, "true"), (False, "false"), ("auto", "auto")):
-        assert validated(DataSpec, {"uri": "a", "stratify": given}, "data").stratify == kept
-    with pytest.raises(BadInput, match="stratify: got 3; allowed: .auto., .true. or .false."):
+    for word, kept in ((True, "true"), (False, "false"), ("auto", "auto")):
+        assert validated(DataSpec, {"uri": "a", "stratify": word}, "data").stratify == kept
+    with pytest.raises(BadInput, match="stratify: got 3; allowed: 'auto', 'true' or 'false'"):
         validated(DataSpec, {"uri": "a", "stratify": 3}, "data")
 
 
