@@ -167,15 +167,25 @@ def split_of(
     arrays: Mapping[str, Stored], schema: DataSchema, spec: DataSpec, seed: int
 ) -> RowSplit:
     """The split by a seed of what is stored (`StoredRows.arrays`). Raises BadInput."""
-    import numpy as np
-
     classes = arrays[TARGETS] if schema.classes is not None else None
     held_out = validation_rows(spec, seed, schema.rows, classes, arrays.get(KEYS))
-    kind = np.int32 if schema.rows < 2**31 else np.int64
-    train = np.flatnonzero(~held_out).astype(kind)
     sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
     codes = _training_codes(arrays[CATEGORIES], ~held_out, sizes) if sizes else []
-    return RowSplit(train, np.flatnonzero(held_out).astype(kind), codes)
+    return RowSplit(_numbers(held_out, part=False), _numbers(held_out, part=True), codes)
+
+
+def _numbers(held_out: Array, *, part: bool) -> Array:
+    """The row numbers of a part, in 32 bits if they fit, without a large array beside them."""
+    import numpy as np
+
+    rows, count = len(held_out), int(np.count_nonzero(held_out))
+    found = np.empty(count if part else rows - count, np.int32 if rows < 2**31 else np.int64)
+    at = 0
+    for begin in range(0, rows, CHUNK_ROWS):
+        chunk = np.flatnonzero(held_out[begin : begin + CHUNK_ROWS] == part)
+        found[at : at + len(chunk)] = chunk + begin
+        at += len(chunk)
+    return found
 
 
 def _training_codes(categories: Stored, train: Array, sizes: Sequence[int]) -> list[Array]:
