@@ -47,8 +47,7 @@ def work(context: RunContext) -> Reference:
     if not validation.success:
         raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
     _require_metrics(job, validation)
-    for name in validation.data.dropped if validation.data else ():
-        progress.emit("notice", message=f"data: column {name!r} has no values; it is left out")
+    _say_what_is_dropped(validation)
     if validation.suite_source == "inferred":
         root.create(_suite_key(job), json.dumps(validation.suite, indent=1).encode())
     return _reference(validation)
@@ -63,6 +62,11 @@ def _prepare(data: DataSpec, job: Job, settings: Settings) -> dict[str, list[str
 
     found = prepared(data, settings.home, job.train.seed)
     return found.names() if found.vocabularies else {}
+
+
+def _say_what_is_dropped(validation: Validation) -> None:
+    for name in validation.data.dropped if validation.data else ():
+        progress.emit("notice", message=f"data: column {name!r} has no values; it is left out")
 
 
 def _require_metrics(job: Job, validation: Validation) -> None:
@@ -136,6 +140,7 @@ def validate_job(job: Job, settings: Settings) -> Validation:
         progress.emit("notice", message=f"earlier runs are not compared with: {error}")
     found = validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
     _require_metrics(job, found)
+    _say_what_is_dropped(found)
     return with_drift(found, job.data, reference)
 
 
