@@ -221,8 +221,9 @@ def _null_expectations(column: pd.Series[Any], name: str, missing: str) -> list[
         return []
     config = {"column": name}
     if missing == "keep":
-        share = float(column.isna().mean())
-        most = 2 * share + 0.05 + 3 / max(1.0, len(column)) ** 0.5
+        share, rows = float(column.isna().mean()), max(1, len(column))
+        noise = 3 * math.sqrt(max(share * (1 - share), 1 / rows) / rows)
+        most = share + max(0.05, share / 2) + noise
         return [
             _config(
                 "expect_column_values_to_not_be_null", **config, mostly=round(max(0, 1 - most), 4)
