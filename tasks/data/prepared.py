@@ -204,7 +204,7 @@ def _files(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     inputs = [name for name in names if name not in (TARGETS, KEYS)]
     files = {name: f"inputs-{number}.npy" for number, name in enumerate(inputs)}
-    return {**files, **{name: f"{name}.npy" for name in names if name in (TARGETS, KEYS)}}
+    return {**files, **{name: f"{name[1:]}.npy" for name in names if name in (TARGETS, KEYS)}}
 
 
 def _remove_unused(root: Path) -> None:

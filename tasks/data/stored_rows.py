@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-TARGETS, KEYS = "targets", "keys"
-"""names of arrays besides the inputs: the targets, and what `data.split_by` splits by"""
+TARGETS, KEYS = "\0targets", "\0keys"
+"""names of arrays that no input can have: the targets, and what `data.split_by` splits by"""
 _TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
 _IMAGE_TASKS = ("image-classification", "custom")
 _SHOWN_ROWS = 1_000_000

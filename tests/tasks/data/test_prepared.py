@@ -48,6 +48,14 @@ def test_mapped_arrays_equal_those_in_memory(
         assert np.array_equal(found.targets, here.targets)
 
 
+def test_inputs_may_have_the_names_of_files(tmp_path: Path) -> None:
+    arrays = {"targets": np.arange(20.0), "keys": np.ones((20, 2)), "y": np.arange(20) % 2}
+    np.savez(tmp_path / "a.npz", **arrays)
+    found = prepared(DataSpec(uri=str(tmp_path / "a.npz"), target="y"), tmp_path / "home")
+    assert found.inputs["targets"].tolist() == arrays["targets"].tolist()
+    assert found.targets.tolist() == arrays["y"].tolist()
+
+
 def test_unchanged_data_is_not_read_again(table: DataSpec, tmp_path: Path) -> None:
     home = tmp_path / "home"
     prepared(table, home)
