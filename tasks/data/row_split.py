@@ -56,18 +56,6 @@ def validation_rows(
     return held_out
 
 
-def split_rows(rows: int, validation_fraction: float, seed: int) -> tuple[Array, Array]:
-    """The row numbers for training and validation: disjoint, complete, non-empty, rising.
-
-    The random split without regard to classes. Raises BadInput below two rows.
-    """
-    import numpy as np
-
-    spec = DataSpec(uri="-", validation_fraction=validation_fraction)
-    held_out = validation_rows(spec, seed, rows)
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
-
-
 def _order(rows: int, seed: int) -> Array:
     """NumPy's `permutation(rows)`, in half the memory if the numbers fit into 32 bits."""
     import numpy as np

@@ -63,7 +63,6 @@ def as_rank(rank: int, folder: str, width: int, batch: int, steps: int) -> None:
     import torch.distributed as dist
 
     from trainwright.tasks.data import dataset as data
-    from trainwright.tasks.data import row_split
     from trainwright.tasks.spec.job import DataSpec
     from trainwright.tasks.train.batch.sampling import epoch_order
 
@@ -74,7 +73,7 @@ def as_rank(rank: int, folder: str, width: int, batch: int, steps: int) -> None:
     dataset = data.load(
         DataSpec.model_validate({"uri": "builtin:digits", "validation_fraction": HELD_OUT / ROWS})
     )
-    rows, _ = row_split.split_rows(ROWS, HELD_OUT / ROWS, 0)
+    rows = dataset.split.train
     inputs, targets = (
         torch.from_numpy(dataset.inputs["inputs"]).float(),
         torch.from_numpy(dataset.targets),

@@ -12,7 +12,6 @@ from lr_tasks import LrTask
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.data import row_split
 from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.train import TrainRequest
@@ -62,7 +61,7 @@ class OneProcess:
             uri = str(path)
         self._data = {"uri": uri, "target": "label", "task": task.task}
         self.dataset = data.load(self.job(0).data)
-        rows, held_out = row_split.split_rows(len(self.dataset.targets), 0.2, 0)
+        rows, held_out = self.dataset.split.train, self.dataset.split.validation
         self.steps = math.ceil(len(rows) / task.batch) * task.epochs
         self._spread = (
             float(self.dataset.targets[held_out].var())

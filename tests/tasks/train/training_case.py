@@ -16,7 +16,6 @@ import psutil
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.data import row_split
 from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.folder import FolderStore
@@ -179,10 +178,8 @@ def alone(
     all_decay = spec.optimizer.decay_exclude == "none"
     grouped: Any = model.parameters() if all_decay else [{"params": decayed}, *free]
     optimizer = make[spec.optimizer.name](grouped)
-    dataset = data.load(asked.job.data)
-    rows, held_out = row_split.split_rows(
-        len(dataset.targets), asked.job.data.validation_fraction, spec.seed
-    )
+    dataset = data.load(asked.job.data, spec.seed)
+    rows, held_out = dataset.split.train, dataset.split.validation
     inputs, labels = torch.from_numpy(dataset.inputs["inputs"]), torch.from_numpy(dataset.targets)
 
     def evaluate(these: Any) -> dict[str, float]:

@@ -266,7 +266,7 @@ def test_mase_is_the_error_relative_to_that_of_the_naive_forecast(tmp_path: Path
     np.savez(tmp_path / "series.npz", **arrays)
     asked = of_arrays(tmp_path, tmp_path / "series.npz", "forecasting", 3)
     result = train(asked)
-    rows, _ = dataset.split_rows(len(windows), 0.2, 0)
+    rows = dataset.load(asked.job.data).split.train
     scale = np.abs(windows[rows, 5].astype(np.float64) - windows[rows, 4]).mean()
     assert result.metrics["mase"] == pytest.approx(result.metrics["mae"] / scale, rel=1e-9)
     assert set(result.metrics) == {"train_loss", *metrics_of("forecasting")}
