@@ -23,7 +23,7 @@ from trainwright.tasks.train.rank.window_rows import Rows, WindowRows, joined
 _AHEAD = 2
 _SMALL_BYTES = 256 * 2**20
 Places = tuple[int, int]
-Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
+BatchTensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class BatchLoader:
@@ -36,7 +36,7 @@ class BatchLoader:
         self._dataset = dataset
         self.wait_s = 0.0
         small = dataset.nbytes <= _SMALL_BYTES  # read at once: quicker than to ask a thread
-        self._kept: Tensors | None = None
+        self._kept: BatchTensors | None = None
         if small and device.type != "cpu":
             inputs, targets = self.rows(np.arange(dataset.schema.rows))
             kept = {name: tensor.to(device) for name, tensor in inputs.items()}
@@ -48,14 +48,14 @@ class BatchLoader:
         self._read_ahead: dict[Places, Future[Rows]] = {}
         self._window: WindowRows | None = None
 
-    def rows(self, rows: Any) -> Tensors:
+    def rows(self, rows: Any) -> BatchTensors:
         """Some rows, by their numbers."""
         if self._kept is not None:
             index = torch.as_tensor(rows, device=self._device)
             return {name: kept[index] for name, kept in self._kept[0].items()}, self._kept[1][index]
         return _tensors(self._dataset.batch(rows))
 
-    def batch(self, order: Any, own: Places, following: Sequence[Places] = ()) -> Tensors:
+    def batch(self, order: Any, own: Places, following: Sequence[Places] = ()) -> BatchTensors:
         """The rows at some places of an epoch's order. `following`: those of the next steps."""
         started = time.perf_counter()
         if self._thread is None:
@@ -104,6 +104,6 @@ class BatchLoader:
         return held
 
 
-def _tensors(rows: Rows) -> Tensors:
+def _tensors(rows: Rows) -> BatchTensors:
     inputs, targets = rows
     return {name: torch.from_numpy(one) for name, one in inputs.items()}, torch.from_numpy(targets)

@@ -27,7 +27,7 @@ from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_sign
 from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Collective, PeersLost
-from trainwright.tasks.train.rank.batch_loader import Tensors
+from trainwright.tasks.train.rank.batch_loader import BatchTensors
 from trainwright.tasks.train.rank.gradients import GradientSum
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.replica import Replica
@@ -91,7 +91,7 @@ class Rank(Replica):
         self._updated = False
         """whether a first step is complete"""
         self._batch_size = 0
-        self._loaded: Tensors
+        self._loaded: BatchTensors
         """the current step's rows"""
         halves = [half_precision(device.type) for device in request.plan.devices]
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
@@ -269,7 +269,7 @@ class Rank(Replica):
             begin += total
         return steps
 
-    def _part(self, places: Any) -> Tensors:
+    def _part(self, places: Any) -> BatchTensors:
         """A micro-batch of the step's rows, by the first and last of its places among them."""
         inputs, targets = self._loaded
         if len(places) == len(targets):
@@ -328,7 +328,7 @@ class Rank(Replica):
             outputs = for_loss(self.model(inputs))
             return outputs, loss_of(outputs, targets)
 
-    def _forward_backward(self, rows: Tensors, weight: float) -> tuple[float, float]:
+    def _forward_backward(self, rows: BatchTensors, weight: float) -> tuple[float, float]:
         """This part's share of the joint loss, and its number of correct classifications."""
         inputs, targets = self._given(rows)
         try:

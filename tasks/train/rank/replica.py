@@ -17,7 +17,7 @@ from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.checkpoint.tensors import load_optimizer, optimizer_tensors
 from trainwright.tasks.train.exchange.collective import Collective, take_from_first
-from trainwright.tasks.train.rank.batch_loader import BatchLoader, Tensors
+from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
 from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
 from trainwright.tasks.train.rank.validation_metrics import naive_error
@@ -158,7 +158,7 @@ class Replica:
         except RuntimeError as error:
             raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
 
-    def _given(self, rows: Tensors) -> tuple[Any, torch.Tensor]:
+    def _given(self, rows: BatchTensors) -> tuple[Any, torch.Tensor]:
         """Inputs and targets as the model and the loss get them, on the rank's device."""
         found, targets = rows
         inputs = {name: self._to_device(tensor, self._dtype) for name, tensor in found.items()}
