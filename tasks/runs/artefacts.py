@@ -109,6 +109,15 @@ class Expectation(Value):
     )
 
 
+class DataWarning(Value):
+    """Something in the data that may be a mistake; it never rejects the data."""
+
+    kind: Literal["leakage", "duplicates", "label_noise"]
+    column: str | None = None
+    message: str
+    rows: list[int] = Field(default_factory=list, description="the first row numbers")
+
+
 class Validation(Artefact):
     """validation.json"""
 
@@ -129,6 +138,10 @@ class Validation(Artefact):
     )
     drift: Drift | None = Field(
         default=None, description="comparison with an earlier run's data; None: not compared"
+    )
+    warnings: list[DataWarning] = Field(
+        default_factory=list,
+        description="leakage, duplicates across the split, candidates for wrong labels",
     )
 
 

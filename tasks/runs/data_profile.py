@@ -76,6 +76,15 @@ class DataProfile(Value):
     )
 
 
+class Histogram(Value):
+    """Shares of the rows by bar: equally wide ones of numbers, or one for each category."""
+
+    ordered: bool = Field(description="of numbers: the first and the last bar have labels")
+    labels: list[str]
+    now: list[float]
+    reference: list[float]
+
+
 class ColumnDrift(Value):
     """How much a column differs from the reference's, and what is allowed.
 
@@ -91,6 +100,7 @@ class ColumnDrift(Value):
     thresholds: dict[Statistic, float]
     new: list[str] = Field(default_factory=list, description="categories; the most frequent")
     lost: list[str] = Field(default_factory=list, description="categories; the most frequent")
+    histogram: Histogram | None = Field(default=None, description="of a column that drifted")
 
 
 class Drift(Value):

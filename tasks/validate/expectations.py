@@ -1,4 +1,4 @@
-"""The process that imports Great Expectations.
+"""The process that checks data with Great Expectations.
 
 Usage: `python -m trainwright.tasks.validate.expectations REQUEST RESPONSE`.
 
@@ -6,28 +6,41 @@ Usage: `python -m trainwright.tasks.validate.expectations REQUEST RESPONSE`.
 arguments are JSON files. The request has `data` (a DataSpec), `seed`, `suite_source` and `suite`.
 The response is a Validation, or `{"error": …}` if the data can't be read or the suite is
 invalid.
-"""
 
-# ruff: noqa: TID253 -- only runs in a separate process
+A table is checked exactly, over DuckDB (`duckdb_table`). Images and other arrays are checked by a
+frame of figures, one row per sample (`sample_frame`).
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
-
-from trainwright.tasks.data.dataset import from_raw
+from trainwright.tasks.data.dataset import describe, from_raw, split_rows, task_of
+from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import read
-from trainwright.tasks.data.stored_rows import task_of
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import Expectation, Validation
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.runs.artefacts import DataSchema, DataWarning, Expectation, Validation
+from trainwright.tasks.runs.data_profile import DataProfile
+from trainwright.tasks.spec.job import DataSpec, Task
+from trainwright.tasks.validate.column_summary import of_labels, of_series
+from trainwright.tasks.validate.drift.profile import BATCH_ROWS, profile
+from trainwright.tasks.validate.drift.random_halves import with_noise
 from trainwright.tasks.validate.drift.source_profile import source_profile
-from trainwright.tasks.validate.suite import Config, infer_suite, make_frame
+from trainwright.tasks.validate.duckdb_table import Database, DuckDBTable, can_hold, quoted
+from trainwright.tasks.validate.gx_run import plain, run_on_frame, run_on_table
+from trainwright.tasks.validate.leakage import leakage, sample
+from trainwright.tasks.validate.neighbours import doubtful_labels
+from trainwright.tasks.validate.repeated_rows import in_entries, in_table
+from trainwright.tasks.validate.sample_frame import make_frame, rows_of_label, share_of_label
+from trainwright.tasks.validate.suite import Config, infer_suite
+from trainwright.tasks.validate.table_files import table_files
 
 SuiteSource = Literal["given", "kept", "inferred"]
 
@@ -37,139 +50,170 @@ USABLE = "data_to_be_usable_for_training"
 """Our own expectation: `tasks.data` can make arrays of the data."""
 
 
+@dataclass(frozen=True)
+class Checked:
+    """Data that Great Expectations has checked. `samples`: values of the failing rows."""
+
+    suite: list[Config]
+    result: dict[str, Any]
+    columns: list[str]
+    samples: dict[int, dict[str, Any]]
+    rows: int
+    profile: DataProfile
+    warnings: list[DataWarning]
+    schema: Callable[[], DataSchema]
+
+
 def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -> Validation:
     """Read the data and check it with the suite, or with an inferred one. Raises BadInput."""
+    with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
+        files = table_files(spec, Path(folder))
+        if files is None or not can_hold(files, spec.target):
+            return _validation(_check_samples(spec, seed, source, suite), spec, source)
+        table = DuckDBTable(files, Path(folder))
+        try:
+            return _validation(_check_table(table, spec, seed, source, suite), spec, source)
+        finally:
+            table.close()
+
+
+def _check_table(
+    table: DuckDBTable, spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]
+) -> Checked:
+    known = spec.target in table.kinds
+    if not known and table.rows and source == "inferred":
+        describe(spec)  # raises BadInput with the columns' names
+    task = _task(table, spec) if known else spec.task or "custom"
+    classes = known and task.endswith("classification")
+    table.add_labels(spec.target, classes=classes)
+    if source == "inferred":
+        suite = infer_suite(table.summaries(), table.labels, table.rows, spec.target, table=True)
+    derived = () if source == "given" else table.derived
+    result = run_on_table(table, suite, derived=bool(derived))
+    columns = [*table.kinds, *derived]
+    samples = table.sample(sorted(_failing(result)), columns)
+    found = profile(table.batches("plain", BATCH_ROWS), spec.target, classes=classes)
+    warnings = _table_warnings(table, spec, seed, task) if known else []
+    return Checked(
+        suite,
+        result,
+        columns,
+        samples,
+        table.rows,
+        with_noise(found),
+        warnings,
+        lambda: describe(spec),
+    )
+
+
+def _table_warnings(table: DuckDBTable, spec: DataSpec, seed: int, task: Task) -> list[DataWarning]:
+    if table.rows < 2 or len(table.kinds) < 2 or task == "forecasting":
+        return []
+    sampled = sample(table)
+    return [
+        *leakage(table, sampled, spec.target),
+        *in_table(table, spec.target, _validation_rows(table.rows, spec, seed)),
+        *doubtful_labels(table, sampled, spec.target),
+    ]
+
+
+def _task(table: DuckDBTable, spec: DataSpec) -> Task:
+    """The job's task, or the inferred one, which depends on the target's values only."""
+    target = table.arrow(f"SELECT {quoted(spec.target)} FROM plain")
+    return task_of(Raw(sha256="", table=target), spec)
+
+
+def _validation_rows(rows: int, spec: DataSpec, seed: int) -> Any:
+    return split_rows(rows, spec.validation_fraction, seed)[1]
+
+
+def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -> Checked:
     raw = read(spec)
     known = raw.targets is not None or spec.target in raw.table.column_names
     if not known and raw.rows and source == "inferred":
-        from_raw(raw, spec, seed)  # raises BadInput with the columns' names
+        from_raw(raw, spec)  # raises BadInput with the columns' names
     task = task_of(raw, spec) if known else spec.task or "custom"
-    frame = make_frame(raw, spec.target, task, seed=seed, sampled=source != "given")
-    if source == "given":
-        frame = frame.drop(
-            columns=[
-                name
-                for name in frame.columns
-                if raw.is_table and name not in raw.table.column_names
-            ]
-        )
+    frame = make_frame(raw, spec.target, task)
+    derived = [rows_of_label(spec.target), share_of_label(spec.target)]
+    if source == "given" and raw.is_table:
+        frame = frame.drop(columns=derived, errors="ignore")
     elif source == "inferred":
-        suite = infer_suite(frame, raw.rows, spec, task, table=raw.is_table)
-    result = run(frame, raw.rows, suite)
-    expectations = [_expectation(entry, frame, spec.target) for entry in result["results"]]
+        summaries = [of_series(frame[name]) for name in frame if name not in derived]
+        labels = of_labels(frame[spec.target], raw.rows) if derived[0] in frame else None
+        suite = infer_suite(summaries, labels, raw.rows, spec.target, table=raw.is_table)
+    result = run_on_frame(frame, suite)
+    samples = {row: dict(frame.loc[row]) for row in _failing(result)}
+    found = source_profile(raw, frame, spec.target, task)
+    columns = [str(name) for name in frame]
+    return Checked(
+        suite,
+        result,
+        columns,
+        samples,
+        raw.rows,
+        found,
+        _sample_warnings(raw, spec, seed, task),
+        lambda: from_raw(raw, spec).schema,
+    )
+
+
+def _sample_warnings(raw: Raw, spec: DataSpec, seed: int, task: Task) -> list[DataWarning]:
+    if raw.is_table or raw.rows < 2 or task == "forecasting":
+        return []
+    labels = None
+    if task.endswith("classification") and spec.target in raw.table.column_names:
+        labels = raw.table.column(spec.target).to_pandas().to_numpy()
+    if raw.images is not None:
+        images = enumerate(raw.images)
+        entries = (str(row).encode() if one is None else one.tobytes() for row, one in images)
+    else:
+        arrays = list(raw.arrays.values())
+        entries = (b"".join(one[row].tobytes() for one in arrays) for row in range(raw.rows))
+    with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
+        database = Database(Path(folder))
+        try:
+            validation = _validation_rows(raw.rows, spec, seed)
+            return in_entries(database, entries, labels, validation, rows=raw.rows)
+        finally:
+            database.close()
+
+
+def _validation(checked: Checked, spec: DataSpec, source: SuiteSource) -> Validation:
+    met = bool(checked.result["success"])
+    expectations = [
+        _expectation(entry, checked, spec.target) for entry in checked.result["results"]
+    ]
     schema, problem = None, None
     try:
-        schema = from_raw(raw, spec, seed).schema
+        schema = checked.schema()
     except BadInput as error:
         problem = str(error)
-    if problem is not None and result["success"]:
+    if problem is not None and met:
         expectations.append(Expectation(expectation=USABLE, success=False, observed=problem))
     return Validation(
-        success=bool(result["success"]) and schema is not None,
+        success=met and schema is not None,
         suite_source=source,
-        suite=suite,
+        suite=checked.suite,
         expectations=expectations,
         data=schema,
-        checked_rows=len(frame),
-        great_expectations=result,
-        profile=source_profile(raw, frame, spec.target, task),
+        checked_rows=checked.rows,
+        great_expectations=checked.result,
+        profile=checked.profile,
+        warnings=checked.warnings,
     )
 
 
-def run(frame: pd.DataFrame, rows: int, suite: list[Config]) -> dict[str, Any]:
-    """Great Expectations' result as JSON values.
-
-    If the frame is a sample, expectations on the row count run on an empty frame with all rows.
-    """
-    parts = [(frame, suite)]
-    if len(frame) != rows:
-        counting = [
-            config for config in suite if config["type"].startswith("expect_table_row_count")
-        ]
-        parts = [
-            (pd.DataFrame(index=pd.RangeIndex(rows)), counting),
-            (frame, [config for config in suite if config not in counting]),
-        ]
-    results = [_run(part, configs) for part, configs in parts if configs]
-    whole = results[-1]
-    whole["success"] = all(result["success"] for result in results)
-    whole["results"] = [entry for result in results for entry in result["results"]]
-    met = sum(entry["success"] for entry in whole["results"])
-    whole["statistics"] = {
-        "evaluated_expectations": len(whole["results"]),
-        "successful_expectations": met,
-        "unsuccessful_expectations": len(whole["results"]) - met,
-        "success_percent": 100 * met / len(whole["results"]),
-    }
-    return whole
+def _failing(result: dict[str, Any]) -> set[int]:
+    """The numbers of the rows to show."""
+    return {row for entry in result["results"] for row in _rows(entry)}
 
 
-def _run(frame: pd.DataFrame, suite: list[Config]) -> dict[str, Any]:
-    import great_expectations as gx
-
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
-    asset = context.data_sources.add_pandas("data").add_dataframe_asset("data")
-    batch = asset.add_batch_definition_whole_dataframe("all").get_batch(
-        batch_parameters={"dataframe": frame}
-    )
-    expected = gx.ExpectationSuite(name="suite", expectations=[_known(config) for config in suite])
-    # A ValidationDefinition would store the result first, and that fails on some expectations'
-    # numpy bools.
-    result = batch.validate(expected, result_format="SUMMARY")
-    document: dict[str, Any] = plain(result.to_json_dict())
-    for entry in document["results"]:
-        # Keep the message only: a traceback contains paths of this machine.
-        entry["exception_info"] = {
-            "raised_exception": bool(_raised(entry)),
-            "exception_message": _raised(entry),
-        }
-    order = [_identity(config) for config in suite]
-    document["results"].sort(key=lambda entry: _place(entry, order))
-    return document
+def _rows(entry: dict[str, Any]) -> list[int]:
+    rows = entry["result"].get("partial_unexpected_index_list") or []
+    return [] if entry["success"] else rows[:SAMPLE_ROWS]
 
 
-def _known(config: Config) -> Any:
-    """The configuration as Great Expectations' object. Raises BadInput if it can't be used."""
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
-
-    made = ExpectationConfiguration(**config)
-    try:
-        made.to_domain_obj()
-    except Exception as error:
-        reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
-        raise BadInput(
-            f"data.expectations: {config['type']} {config['kwargs']} can't be used: {reason}"
-        ) from error
-    return made
-
-
-def _identity(config: Config) -> list[Any]:
-    return [config["type"], config["kwargs"].get("column")]
-
-
-def _place(entry: dict[str, Any], order: list[list[Any]]) -> int:
-    """A result's position in the suite: Great Expectations returns results in another order."""
-    found = _identity(entry["expectation_config"])
-    return order.index(found) if found in order else len(order)
-
-
-def _raised(entry: dict[str, Any]) -> str | None:
-    """The message of the error that evaluating an expectation raised, if any.
-
-    It is in the entry itself, or in an entry for each metric that was needed.
-    """
-    info = entry["exception_info"]
-    problems = (
-        [info]
-        if "exception_message" in info
-        else [value for value in info.values() if isinstance(value, dict)]
-    )
-    messages = [problem.get("exception_message") for problem in problems]
-    return next((" ".join(str(message).split()) for message in messages if message), None)
-
-
-def _expectation(entry: dict[str, Any], frame: pd.DataFrame, target: str) -> Expectation:
+def _expectation(entry: dict[str, Any], checked: Checked, target: str) -> Expectation:
     config, result = entry["expectation_config"], entry["result"]
     kwargs = {
         name: value
@@ -180,11 +224,8 @@ def _expectation(entry: dict[str, Any], frame: pd.DataFrame, target: str) -> Exp
     observed = result.get("observed_value", entry["exception_info"]["exception_message"])
     if observed is None and result.get("partial_unexpected_counts"):
         observed = [part["value"] for part in result["partial_unexpected_counts"][:SAMPLE_ROWS]]
-    rows = (
-        []
-        if entry["success"]
-        else (result.get("partial_unexpected_index_list") or [])[:SAMPLE_ROWS]
-    )
+    first = [name for name in (column, target) if name in checked.columns]
+    names = list(dict.fromkeys([*first, *checked.columns]))[:SAMPLE_COLUMNS]
     return Expectation(
         expectation=config["type"],
         column=column,
@@ -192,31 +233,11 @@ def _expectation(entry: dict[str, Any], frame: pd.DataFrame, target: str) -> Exp
         success=entry["success"],
         observed=observed,
         unexpected_count=result.get("unexpected_count"),
-        sample_rows=[_row(frame, row, column, target) for row in rows],
+        sample_rows=[
+            {"index": row} | {name: plain(checked.samples[row][name]) for name in names}
+            for row in _rows(entry)
+        ],
     )
-
-
-def _row(frame: pd.DataFrame, row: int, column: str | None, target: str) -> dict[str, Any]:
-    """A row with its number: the failing column, the target, and the first other columns."""
-    first = [name for name in (column, target) if name in frame.columns]
-    names = list(dict.fromkeys([*first, *frame.columns]))[:SAMPLE_COLUMNS]
-    values: dict[str, Any] = plain(dict(zip(names, frame.loc[row, names], strict=True)))
-    return {"index": int(row), **values}
-
-
-def plain(value: Any) -> Any:
-    """The value in JSON's types: NumPy's numbers as Python's, infinite as text, missing as None."""
-    if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [plain(entry) for entry in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
-    return None if value is pd.NaT or value is pd.NA else str(value)
 
 
 def main(request_file: str, response_file: str) -> None:

@@ -17,6 +17,7 @@ from trainwright.tasks.validate.drift.effect_sizes import (
     mean_shift,
     unseen,
 )
+from trainwright.tasks.validate.drift.histograms import histogram
 
 FLOORS: dict[Statistic, float] = {
     "psi": 0.1,
@@ -76,10 +77,11 @@ def _column(
         few = _FEW_ROWS / max(1, min(column.present, reference.present)) + 2 * singles
         thresholds["new_share"] = max(FLOORS["new_share"], few)
         thresholds["lost_share"] = max(FLOORS["lost_share"], few)
+    drifted = any(values[one] > thresholds[one] for one in values)
     worst = max(values, key=lambda one: _relative(values[one], thresholds[one]))
     return ColumnDrift(
         column=name,
-        drifted=any(values[one] > thresholds[one] for one in values),
+        drifted=drifted,
         statistic=worst,
         value=values[worst],
         threshold=thresholds[worst],
@@ -87,6 +89,7 @@ def _column(
         thresholds=thresholds,
         new=list(new)[:_NAMED],
         lost=list(lost)[:_NAMED],
+        histogram=histogram(column, reference) if drifted else None,
     )
 
 
