@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator, Context
+from airflow.sdk import BaseOperator, BaseOperatorLink, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from trainwright.operators.hooks import connection_ids, settings_of
@@ -68,7 +68,7 @@ class StepOperator(BaseOperator):
         "ledger_conn_id",
         "ssh_conn_id",
     )
-    operator_extra_links = LINKS
+    operator_extra_links: tuple[BaseOperatorLink, ...] = LINKS
     step: ClassVar[str]
     function_returns: ClassVar[str] = "job"
     """the input that the function returns if the operator is used as a TaskFlow decorator"""

@@ -66,4 +66,17 @@ class TensorBoardLink(RunFolderLink):
         ) or RunFolderLink.get_link(self, operator, ti_key=ti_key)
 
 
+@attrs.define()
+class RejectionLink(RunFolderLink):
+    """The page of rejected data, of a task that rejected it."""
+
+    name = "Rejected data"
+    address = "runs/{run}/rejection"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """The address; empty unless the task rejected its run's data."""
+        rejected = getattr(operator, "rejected", False)
+        return RunFolderLink.get_link(self, operator, ti_key=ti_key) if rejected else ""
+
+
 LINKS = (RunFolderLink(), PlanLink(), ReportLink(), TensorBoardLink())

@@ -134,7 +134,13 @@ def get_provider_info() -> dict[str, Any]:
         "config": _CONFIG,
         "extra-links": [
             f"trainwright.operators.links.{name}"
-            for name in ("RunFolderLink", "PlanLink", "ReportLink", "TensorBoardLink")
+            for name in (
+                "RunFolderLink",
+                "PlanLink",
+                "ReportLink",
+                "TensorBoardLink",
+                "RejectionLink",
+            )
         ],
         "task-decorators": [
             {

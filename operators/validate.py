@@ -8,6 +8,8 @@ from typing import Any
 from airflow.sdk import Context
 
 from trainwright.operators.base import StepOperator
+from trainwright.operators.links import LINKS, RejectionLink
+from trainwright.tasks.errors import DataRejected
 
 
 class ValidateOperator(StepOperator):
@@ -21,6 +23,8 @@ class ValidateOperator(StepOperator):
     | those of `StepOperator` | | |
     | `data` *(templated)* | none | as in a job file: `{"uri": …, "target": …, "expectations": …}` |
 
+    The link "Rejected data" of a task that rejected its run's data opens the page that says why.
+
     Returns `{"run", "artefact", "success", "expectations", "rows", "suite", "drift"}`.
 
     | failure | what Airflow does |
@@ -32,6 +36,9 @@ class ValidateOperator(StepOperator):
     step = "validate"
     function_returns = "data"
     template_fields: Sequence[str] = (*StepOperator.template_fields, "data")
+    operator_extra_links = (*LINKS, RejectionLink())
+    rejected = False
+    """Whether the run's data was rejected, so that there is a page on it."""
 
     def __init__(self, *, data: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -42,5 +49,9 @@ class ValidateOperator(StepOperator):
         from trainwright.tasks.validate.step import validate_data
 
         if self.data is None:
-            return super().work(context)
+            try:
+                return super().work(context)
+            except DataRejected:
+                self.rejected = True
+                raise
         return validate_data(self.data, self.settings())

@@ -6,40 +6,19 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.analyze.report_tables import by_class, early_stop, table
+from trainwright.tasks.analyze.report_tables import by_class, early_stop
+from trainwright.tasks.html_page import STYLE, html_page, table, tiles
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
-from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
 from trainwright.tasks.units import amount, seconds, size
-from trainwright.tasks.validate.drift.compare_profiles import drift_line
+from trainwright.tasks.validate.rejection_page import drift_section, warning_section
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
 _MOST_POINTS = 2000
-_STYLE = """
-:root { --ink: #1d2733; --soft: #5b6875; --line: #dfe4ea; --back: #ffffff; --tile: #f5f7f9;
-  --good: #2a7d6f; --bad: #b23a48; }
-body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--ink);
-  background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 40px 0 10px; }
-p { color: var(--soft); margin: 4px 0 12px; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr));
-  gap: 12px; margin-top: 20px; }
-.tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; }
-.tile b { display: block; font-size: 20px; }
-.tile span { color: var(--soft); font-size: 13px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
-  font-size: 14px; }
-th { text-align: left; color: var(--soft); font-weight: 500; }
-th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
-td.figure, th.figure { text-align: right; }
-.good { color: var(--good); } .bad { color: var(--bad); }
-.wide { overflow-x: auto; }
-table.confusion { width: auto; } .confusion td { padding: 3px 8px; text-align: right; }
-"""
 
 
 def page(
@@ -82,18 +61,13 @@ def page(
         f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>",
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(run.job_name)} {escape(run.id)}</title><style>{_STYLE}</style>"
-        f"{Resources(mode='inline', components=['bokeh']).render()}</head>"
-        f"<body>{''.join(sections)}{script}</body></html>\n"
-    )
+    head = str(Resources(mode="inline", components=["bokeh"]).render())
+    return html_page(f"{run.job_name} {run.id}", "".join(sections) + script, head)
 
 
 def is_report(content: bytes) -> bool:
     """Whether a file's content is a report."""
-    return b"</title><style>" + _STYLE[:16].encode() in content[:10_000]
+    return b"</title><style>" + STYLE[:16].encode() in content[:10_000]
 
 
 def _percent(value: float | None, sign: bool = False) -> str:
@@ -101,8 +75,8 @@ def _percent(value: float | None, sign: bool = False) -> str:
 
 
 def _tiles(result: Result) -> str:
-    tiles = [(f"{value:.4f}", name.replace("_", " ")) for name, value in result.metrics.items()]
-    tiles += [
+    found = [(f"{value:.4f}", name.replace("_", " ")) for name, value in result.metrics.items()]
+    found += [
         (seconds(result.measured.duration_s), "training, from start to end"),
         (
             amount(result.measured.energy_j, "J"),
@@ -112,14 +86,7 @@ def _tiles(result: Result) -> str:
         (str(result.global_batch_size), "global batch"),
         (f"{result.steps:,}", "steps"),
     ]
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile"><b>{value}</b><span>{escape(name)}</span></div>'
-            for value, name in tiles
-        )
-        + "</div>"
-    )
+    return tiles(found)
 
 
 def _quantity(value: float | None, unit: str) -> str:
@@ -219,19 +186,9 @@ def _data(validation: Validation | None) -> str:
     return (
         f"<h2>Data</h2><p>{validation.checked_rows:,} rows; "
         f"{met} of {len(validation.expectations)} expectations met "
-        f"(suite {escape(validation.suite_source)}).</p>{_drift(validation.drift)}"
+        f"(suite {escape(validation.suite_source)}).</p>"
+        f"{drift_section(validation.drift)}{warning_section(validation.warnings)}"
     )
-
-
-def _drift(drift: Drift | None) -> str:
-    """The drifted columns, one a line."""
-    if drift is None or drift.reference is None:
-        return ""
-    where = escape(drift.reference)
-    if not drift.drifted:
-        return f"<p>No column drifted from {where}.</p>"
-    lines = "".join(f"<li>{escape(drift_line(column))}</li>" for column in drift.drifted)
-    return f"<p>Drift from {where}:</p><ul>{lines}</ul>"
 
 
 def _incomplete(report: Report) -> str:

@@ -1,24 +1,11 @@
-"""HTML tables of the report: plain ones, and those of a classification by class."""
+"""HTML tables of a classification by class."""
 
 from __future__ import annotations
 
 from html import escape
 
+from trainwright.tasks.html_page import table
 from trainwright.tasks.runs.artefacts import ClassMetrics, EarlyStop
-
-
-def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
-    """An HTML table. Cells are HTML; `figures` are the right-aligned columns."""
-
-    def cells(tag: str, row: list[str]) -> str:
-        marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
-        return "".join(
-            f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True)
-        )
-
-    head = f"<tr>{cells('th', columns)}</tr>"
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
 def early_stop(found: EarlyStop | None) -> str:

@@ -109,6 +109,10 @@ class Expectation(Value):
     )
 
 
+REJECTION = "rejection.html"
+"""The page of a run whose data was rejected."""
+
+
 class DataWarning(Value):
     """Something in the data that may be a mistake; it never rejects the data."""
 

@@ -12,6 +12,7 @@
 | GET /runs/{job}/{id} | read | as `show --json`, with its documents and events |
 | GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows, also of a live run |
 | GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
+| GET /runs/{job}/{id}/rejection | read | the page of rejected data |
 | POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard; its path |
 | GET, POST /tensorboard/{secret}/… | the secret | a running TensorBoard |
 | GET /history?job= | read | the outcomes of each job, and its finished runs |

@@ -179,29 +179,29 @@ class DuckDBTable(Database):
         ]
 
     def _summaries(self, names: list[str]) -> list[ColumnSummary]:
-        wanted = [(name, figure) for name in names for figure in _FIGURES.get(self.kinds[name], ())]
-        if not wanted:
-            return [ColumnSummary(name, self.kinds[name]) for name in names]
+        wanted = [(name, figure) for name in names for figure in _FIGURES[self.kinds[name]]]
         asked = ", ".join(figure.format(quoted(name)) for name, figure in wanted)
         (answers,) = self.query(f"SELECT {asked} FROM plain")
         figures: dict[str, list[Any]] = {name: [] for name in names}
         for (name, _), answer in zip(wanted, answers, strict=True):
             figures[name].append(answer)
-        return [self._summary(name, figures[name]) for name in names]
+        return [self._summary(name, *figures[name]) for name in names]
 
-    def _summary(self, name: str, figures: list[Any]) -> ColumnSummary:
+    def _summary(self, name: str, present: int, *figures: Any) -> ColumnSummary:
         kind = self.kinds[name]
+        missing = 1 - present / self.rows if self.rows else 0.0
         if kind == "number" and figures[0]:
             count, low, high, mean, deviation = figures
             return ColumnSummary(
-                name, kind, count, float(low), float(high), float(mean), float(deviation)
+                name, kind, missing, count, float(low), float(high), float(mean), float(deviation)
             )
         if kind == "text" and 0 < figures[0] <= 2 * MAX_VALUES:  # an approximate count
             column = quoted(name)
             found = self.query(f"SELECT DISTINCT {column} FROM plain WHERE {column} IS NOT NULL")
             values = in_order(value for (value,) in found)
-            return ColumnSummary(name, kind, values=values if len(values) <= MAX_VALUES else [])
-        return ColumnSummary(name, kind)
+            values = values if len(values) <= MAX_VALUES else []
+            return ColumnSummary(name, kind, missing, values=values)
+        return ColumnSummary(name, kind, missing)
 
     def frame(self, columns: Sequence[str]) -> pd.DataFrame:
         """All rows of some columns of `checked`, with their numbers."""
@@ -223,15 +223,19 @@ class DuckDBTable(Database):
 
 
 _FINITE = "FILTER (isfinite({0}))"
+_PRESENT = "count({0})"
 _FIGURES: dict[Kind, tuple[str, ...]] = {
     "number": (
+        _PRESENT,
         f"count(*) {_FINITE}",
         f"min({{0}}) {_FINITE}",
         f"max({{0}}) {_FINITE}",
         f"avg({{0}}) {_FINITE}",
         f"stddev_pop({{0}}) {_FINITE}",
     ),
-    "text": ("approx_count_distinct({0})",),
+    "text": (_PRESENT, "approx_count_distinct({0})"),
+    "flag": (_PRESENT,),
+    "other": (_PRESENT,),
 }
 
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainwright.tasks.data.dataset import describe, from_raw, split_rows, task_of
+from trainwright.tasks.data.dataset import describe, from_raw, task_of
 from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.row_split import split_rows
 from trainwright.tasks.data.sources import read
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import DataSchema, DataWarning, Expectation, Validation
@@ -82,12 +83,12 @@ def _check_table(
 ) -> Checked:
     known = spec.target in table.kinds
     if not known and table.rows and source == "inferred":
-        describe(spec)  # raises BadInput with the columns' names
+        describe(spec, seed)  # raises BadInput with the columns' names
     task = _task(table, spec) if known else spec.task or "custom"
     classes = known and task.endswith("classification")
     table.add_labels(spec.target, classes=classes)
     if source == "inferred":
-        suite = infer_suite(table.summaries(), table.labels, table.rows, spec.target, table=True)
+        suite = infer_suite(table.summaries(), table.labels, table.rows, spec, table=True)
     derived = () if source == "given" else table.derived
     result = run_on_table(table, suite, derived=bool(derived))
     columns = [*table.kinds, *derived]
@@ -102,7 +103,7 @@ def _check_table(
         table.rows,
         with_noise(found),
         warnings,
-        lambda: describe(spec),
+        lambda: describe(spec, seed),
     )
 
 
@@ -131,7 +132,7 @@ def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[C
     raw = read(spec)
     known = raw.targets is not None or spec.target in raw.table.column_names
     if not known and raw.rows and source == "inferred":
-        from_raw(raw, spec)  # raises BadInput with the columns' names
+        from_raw(raw, spec, seed)  # raises BadInput with the columns' names
     task = task_of(raw, spec) if known else spec.task or "custom"
     frame = make_frame(raw, spec.target, task)
     derived = [rows_of_label(spec.target), share_of_label(spec.target)]
@@ -140,7 +141,7 @@ def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[C
     elif source == "inferred":
         summaries = [of_series(frame[name]) for name in frame if name not in derived]
         labels = of_labels(frame[spec.target], raw.rows) if derived[0] in frame else None
-        suite = infer_suite(summaries, labels, raw.rows, spec.target, table=raw.is_table)
+        suite = infer_suite(summaries, labels, raw.rows, spec, table=raw.is_table)
     result = run_on_frame(frame, suite)
     samples = {row: dict(frame.loc[row]) for row in _failing(result)}
     found = source_profile(raw, frame, spec.target, task)
@@ -153,7 +154,7 @@ def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[C
         raw.rows,
         found,
         _sample_warnings(raw, spec, seed, task),
-        lambda: from_raw(raw, spec).schema,
+        lambda: from_raw(raw, spec, seed).schema,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
-from trainwright.tasks.runs.artefacts import Plan, Validation, Vocabulary
+from trainwright.tasks.runs.artefacts import REJECTION, Plan, Validation, Vocabulary
 from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
@@ -24,6 +24,7 @@ def work(context: RunContext) -> Reference:
     from trainwright.tasks.data.sources import content_sha256, localized
     from trainwright.tasks.validate.check import failure_line, validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
+    from trainwright.tasks.validate.rejection_page import rejection_page
 
     run, job = context.run, context.run.job()
     data = localized(job.data, context.settings)
@@ -44,8 +45,16 @@ def work(context: RunContext) -> Reference:
     if validation.success and (names := _prepare(data, job, context.settings)):
         run.write(Vocabulary(names=names))
     run.write(validation)
+    _announce(validation)
     if not validation.success:
-        raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
+        page = rejection_page(job.name, run.uri, validation)
+        run.objects.put(REJECTION, page.encode())
+        raise DataRejected(
+            failure_line(validation),
+            artefact=f"{run.uri}/{Validation.FILE}",
+            page=f"{run.uri}/{REJECTION}",
+        )
+    run.objects.delete(REJECTION)  # of data that has been mended since
     _require_metrics(job, validation)
     _say_what_is_dropped(validation)
     if validation.suite_source == "inferred":
@@ -67,6 +76,18 @@ def _prepare(data: DataSpec, job: Job, settings: Settings) -> dict[str, list[str
 def _say_what_is_dropped(validation: Validation) -> None:
     for name in validation.data.dropped if validation.data else ():
         progress.emit("notice", message=f"data: column {name!r} has no values; it is left out")
+
+
+def _announce(validation: Validation) -> None:
+    """A notice for each warning."""
+    for one in validation.warnings:
+        column = f"column {one.column!r}: " if one.column is not None else ""
+        rows = f" (rows {', '.join(str(row) for row in one.rows)} …)" if one.rows else ""
+        progress.emit(
+            "notice",
+            message=f"{one.kind.replace('_', ' ')}: {column}{one.message}{rows}",
+            **one.model_dump(mode="json", exclude={"message"}),
+        )
 
 
 def _require_metrics(job: Job, validation: Validation) -> None:
@@ -139,6 +160,7 @@ def validate_job(job: Job, settings: Settings) -> Validation:
     except ServiceUnreachable as error:
         progress.emit("notice", message=f"earlier runs are not compared with: {error}")
     found = validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
+    _announce(found)
     _require_metrics(job, found)
     _say_what_is_dropped(found)
     return with_drift(found, job.data, reference)
@@ -157,6 +179,7 @@ def validate_data(data: dict[str, Any], settings: Settings) -> Reference:
     compared = spec.reference is not None and spec.drift != "off"
     reference = named_reference(spec, settings.store, settings) if compared else None
     validation = with_drift(validate(spec), spec, reference)
+    _announce(validation)
     if not validation.success:
         raise DataRejected(failure_line(validation))
     return {

@@ -32,7 +32,7 @@ DECLARED: dict[str, set[str]] = {
     },
     "store": {"estimate.finished_runs", "train.checkpoint.fence", "train.checkpoint.files"},
     "promote": {"store"},
-    "analyze": {"search_lr.plot", "store", "validate.drift.compare_profiles"},
+    "analyze": {"search_lr.plot", "store", "validate.rejection_page"},
 }
 
 

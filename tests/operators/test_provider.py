@@ -90,6 +90,7 @@ def test_airflow_finds_hooks_forms_and_links_without_deprecation_warnings(
         "PlanLink",
         "ReportLink",
         "TensorBoardLink",
+        "RejectionLink",
     }
 
 

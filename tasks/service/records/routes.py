@@ -83,6 +83,12 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         content = await records.report(job, run_id)
         return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
 
+    @app.get("/runs/{job}/{run_id}/rejection", responses=_MISSING, response_class=Response)
+    async def rejection(client: client, job: JobInPath, run_id: RunId) -> Response:
+        """Why the run's data was rejected, one self-contained page."""
+        content = await records.rejection(job, run_id)
+        return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
+
     @app.get("/history", response_model=History)
     async def history(client: client, job: OfJob = None) -> Response:
         """Each job's outcomes, and the finished runs, oldest first."""

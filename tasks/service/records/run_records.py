@@ -12,6 +12,7 @@ from trainwright.estimator.structure import Structure
 from trainwright.tasks.analyze.history import predicted_and_measured
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import (
+    REJECTION,
     Estimate,
     LearningRateSearch,
     Plan,
@@ -71,6 +72,10 @@ class Records:
     async def report(self, job: str, identifier: str) -> bytes:
         """The run's report, in HTML. Raises NotFound."""
         return await asyncio.to_thread(lambda: self._file(job, identifier, "report/report.html"))
+
+    async def rejection(self, job: str, identifier: str) -> bytes:
+        """The page of the run's rejected data, in HTML. Raises NotFound."""
+        return await asyncio.to_thread(lambda: self._file(job, identifier, REJECTION))
 
     async def history(self, job: str | None) -> bytes:
         """The outcomes of each job, and the finished runs, oldest first."""
