@@ -1,10 +1,11 @@
 """Warns of a column that gives the target away: equal to it, its function, or a telling identifier.
 
 The measure is skill: how well the column alone predicts the target in held-out rows, from 0 (no
-better than the most frequent class, or the mean) to 1 (always right): the share of errors removed
-for classes, R² for quantities. The prediction is the most frequent class, or the mean, of training
-rows with the same value; numbers are put into 256 bins with as many rows. It is measured on at
-most 100,000 rows, of which one half is held out. What it suspects is verified on all rows.
+better than always the same answer) to 1 (always right). For classes it is the share of errors
+removed, for quantities R² of their ranks. The prediction is the most frequent class, or the mean
+rank, of training rows with the same value; numbers are put into 256 bins with as many rows. It is
+measured on at most 100,000 rows, of which half are held out. Relations that it suggests are
+verified on all rows.
 """
 
 # ruff: noqa: TID253 -- only loaded by tasks.validate.expectations, in a separate process
@@ -62,7 +63,7 @@ def leakage(table: DuckDBTable, sampled: Sampled, target: str) -> list[DataWarni
     classes = table.labels is not None
     answers = sampled.columns[target]
     present = ~_missing(answers) if classes else np.isfinite(answers.astype(np.float64))
-    answers = _codes(answers[present]) if classes else answers[present].astype(np.float64)
+    answers = _codes(answers[present])  # classes, or ranks
     if not len(answers):
         return []
     held_out = np.random.Generator(np.random.PCG64(0)).permutation(len(answers)) % 2 == 0
@@ -94,6 +95,7 @@ def _skill(column: Array, answers: Array, held_out: Array, *, classes: bool) -> 
         best[pairs[0][order] // kinds] = pairs[0][order] % kinds
         wrong = float((answers[test] != usual).mean())
         return 1 - float((best[column[test]] != answers[test]).mean()) / wrong if wrong else 0.0
+    answers = answers.astype(np.float64)
     mean = answers[train].mean()
     sums = np.bincount(column[train], answers[train] - mean, codes)
     means = mean + sums / np.maximum(1, np.bincount(column[train], minlength=codes))

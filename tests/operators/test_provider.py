@@ -18,6 +18,7 @@ import doors
 import jsonschema
 import pytest
 from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.log import redact
 from finished_run import begin_run
 from hypothesis import given
@@ -27,13 +28,14 @@ from sqlalchemy.engine import make_url
 
 from trainwright import operators
 from trainwright.infra.s3_server import S3Access
-from trainwright.operators import AnalyzeOperator
+from trainwright.operators import AnalyzeOperator, ValidateOperator
 from trainwright.operators.base import StepOperator
 from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, settings_of
 from trainwright.operators.provider import get_provider_info
 from trainwright.operators.triggers import TrainingTrigger
 from trainwright.tasks import chain
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.spec.pool import Ssh
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.storage.connect import open_store
@@ -311,6 +313,24 @@ def test_a_tasks_links_open_its_run_on_the_page(
     )
     elsewhere.open(context)
     assert set(addresses(elsewhere).values()) == {""}
+
+
+def test_only_a_task_that_rejected_its_data_links_to_the_page_of_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
+    data = tmp_path / "few.csv"
+    data.write_text("x,label\n1,a\n2,b\n")
+    operator = ValidateOperator(task_id="validate", job={"name": "few", "data": {"uri": str(data)}})
+    (link,) = [one for one in operator.operator_extra_links if one.name == "Rejected data"]
+    assert link.get_link(operator, ti_key=None) == ""
+    context: Any = {"dag_run": SimpleNamespace(dag_id="d", run_id="r")}
+    with pytest.raises(AirflowFailException, match="data_rejected: the data fails"):
+        operator.execute(context)
+    (run,) = list_runs((tmp_path / "store").as_uri(), doors.settings(), "few")
+    address = link.get_link(operator, ti_key=None)
+    assert address.endswith(f"/trainwright/runs/few/{run.id}/rejection")
+    assert b"data rejected" in run.objects.get("rejection.html")
 
 
 def test_airflows_configuration_applies_if_the_environment_is_silent(

@@ -35,7 +35,8 @@ def _of_numbers(now: Numbers, reference: Numbers) -> Histogram:
     curves = [_cumulative(one) for one in (now, reference)]
     ends = [[np.interp(share, *curve[::-1]) for curve in curves] for share in (_TAIL, 1 - _TAIL)]
     low, high = float(min(ends[0])), float(max(ends[1]))
-    edges = low + (high - low) * np.linspace(0, 1, BARS + 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        edges = low + np.float64(high - low) * np.linspace(0, 1, BARS + 1)
     if not np.isfinite(edges).all() or not low < high:
         edges = np.array([low, high])
     shares = []

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 DRAWS = 2_000
 FALSE_ALARMS = 0.001
 """Share of random halves in which a statistic of some column may be above the noise."""
-FEW_NULLS = 8
-"""Added to those seen: a column with few or none has some by chance in other rows."""
+FEW_ROWS = 8
+"""Added to the rows with nulls, and to those with a category beside the frequent ones: a column
+that has few or none has some by chance in other rows."""
 _MOST_ROWS = 100_000_000  # NumPy's sampler takes less than 10^9; with as many rows noise is nil
 
 
@@ -52,7 +53,7 @@ def _halves(column: ColumnProfile, random: np.random.Generator) -> dict[Statisti
 
     found: dict[Statistic, Array] = {}
     if column.rows >= 2:
-        filled = np.array([column.present, column.nulls + FEW_NULLS])
+        filled = np.array([column.present, column.nulls + FEW_ROWS])
         one, two = _split(filled, random)
         share = one[:, 1] / one.sum(axis=1) - two[:, 1] / two.sum(axis=1)
         found["null_share"] = np.abs(share)
@@ -60,7 +61,10 @@ def _halves(column: ColumnProfile, random: np.random.Generator) -> dict[Statisti
     if counts is None or column.present < 2:
         return found
     ordered = column.numbers is not None
-    one, two = _split(counts[0].astype(np.int64), random)
+    rows = counts[0].astype(np.int64)
+    if not ordered:
+        rows[-1] += FEW_ROWS
+    one, two = _split(rows, random)
     found |= count_statistics(one, two, ordered=ordered)
     if ordered:
         # The means' difference is normal, with a variance of 4 / rows in standard deviations.

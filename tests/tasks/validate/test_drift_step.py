@@ -89,9 +89,13 @@ def test_a_second_run_with_shifted_data_warns_fails_or_ignores_it(
         "columns_drifted": 1,
     }
 
-    with pytest.raises(DataRejected, match=r"1 column drifted from .*: column 'a'"):
+    with pytest.raises(DataRejected, match=r"1 column drifted from .*: column 'a'") as caught:
         validated_run(tmp_path, drift="fail")
     assert not doors.ledger().held()
+    page = Path(str(caught.value.document()["page"]).removeprefix("file://"))
+    shown = page.read_text()
+    assert "column &#x27;a&#x27;: mean shift in standard deviations" in shown
+    assert "<svg" in shown
 
     assert validated_run(tmp_path, drift="off").read(Validation).drift is None
 

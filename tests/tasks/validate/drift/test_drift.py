@@ -133,6 +133,13 @@ def test_at_most_one_in_a_hundred_random_halves_drifts(rows: int, count: int) ->
     assert alarms <= 0.01 * count
 
 
+def test_a_first_row_with_another_value_in_few_rows_is_no_drift() -> None:
+    for rows in (50, 100, 500):
+        reference = profiled(pa.table({"flag": [False] * rows, "label": [0] * rows}))
+        later = plain(pa.table({"flag": [False] * (rows - 1) + [True], "label": [0] * rows}))
+        assert drifted(later, reference) == {}
+
+
 def test_small_differences_in_ten_thousand_rows_are_found() -> None:
     rows = 10_000
     for seed in range(5):
