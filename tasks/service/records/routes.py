@@ -87,7 +87,10 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
     async def rejection(client: client, job: JobInPath, run_id: RunId) -> Response:
         """Why the run's data was rejected, one self-contained page."""
         content = await records.rejection(job, run_id)
-        return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
+        named = {"Content-Disposition": "inline; filename=rejection.html"}
+        return Response(
+            content, media_type="text/html; charset=utf-8", headers={**_REPORT, **named}
+        )
 
     @app.get("/history", response_model=History)
     async def history(client: client, job: OfJob = None) -> Response:

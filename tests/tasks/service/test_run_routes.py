@@ -36,6 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         holder=SCRIPT,
         error={"kind": "training_failed", "message": SCRIPT},
     )
+    failed.objects.put("rejection.html", b"<h1>rejected</h1>")
     damaged = begin_run(store, "other", 5)
     damaged.objects.put("status.json", b"{")
     return folder
@@ -134,6 +135,7 @@ ROUTES = (
     "runs/small/20260101T000001Z-abcdef/metrics",
     "runs/small/20260101T000001Z-abcdef/structure",
     "runs/small/20260101T000001Z-abcdef/report",
+    "runs/small/20260101T000001Z-abcdef/rejection",
 )
 
 
@@ -160,7 +162,7 @@ def test_routes_refuse_requests_without_a_token(address: str, path: str) -> None
 )
 def test_invalid_names_are_refused_before_the_store_is_read(address: str, path: str) -> None:
     with client(address, READ) as reader:
-        for rest in ("", "/metrics", "/structure", "/report"):
+        for rest in ("", "/metrics", "/structure", "/report", "/rejection"):
             answer = reader.get(httpx.URL(f"{address}/runs/{path}{rest}"))
             assert answer.status_code in (404, 422), answer.text
             assert answer.headers["content-type"] == "application/json"
@@ -172,6 +174,11 @@ def test_a_missing_run_is_not_found_and_leaves_no_files(address: str, home: Path
         assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "not_found")
         structure = reader.get("/runs/small/20260101T000001Z-abcdef/structure")
         assert structure.status_code == 404
+        rejection = reader.get("/runs/small/20260101T000001Z-abcdef/rejection")
+        assert rejection.status_code == 404
+        page = reader.get("/runs/other/20260101T000004Z-abcdef/rejection")
+        assert (page.status_code, page.text) == (200, "<h1>rejected</h1>")
+        assert page.headers["content-security-policy"].startswith("sandbox")
     assert not (home / "store" / "runs" / "nobody").exists()
     assert not (home / "work").exists()
 
