@@ -20,12 +20,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from trainwright.tasks.data.dataset import describe, from_raw, task_of
+from trainwright.tasks.data.dataset import describe, from_raw
 from trainwright.tasks.data.formats import Raw
-from trainwright.tasks.data.row_split import split_rows
 from trainwright.tasks.data.sources import read
+from trainwright.tasks.data.stored_rows import task_of
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import DataSchema, DataWarning, Expectation, Validation
 from trainwright.tasks.runs.data_profile import DataProfile
@@ -34,15 +34,14 @@ from trainwright.tasks.validate.column_summary import of_labels, of_series
 from trainwright.tasks.validate.drift.profile import BATCH_ROWS, profile
 from trainwright.tasks.validate.drift.random_halves import with_noise
 from trainwright.tasks.validate.drift.source_profile import source_profile
-from trainwright.tasks.validate.duckdb_table import Database, DuckDBTable, can_hold, quoted
+from trainwright.tasks.validate.duckdb_table import DuckDBTable, can_hold, quoted
 from trainwright.tasks.validate.gx_run import plain, run_on_frame, run_on_table
-from trainwright.tasks.validate.leakage import leakage, sample
-from trainwright.tasks.validate.neighbours import doubtful_labels
-from trainwright.tasks.validate.repeated_rows import in_entries, in_table
 from trainwright.tasks.validate.sample_frame import make_frame, rows_of_label, share_of_label
 from trainwright.tasks.validate.suite import Config, infer_suite
 from trainwright.tasks.validate.table_files import table_files
+from trainwright.tasks.validate.warnings.data_warnings import sample_warnings, table_warnings
 
+Made = TypeVar("Made")
 SuiteSource = Literal["given", "kept", "inferred"]
 
 SAMPLE_ROWS = 5
@@ -62,7 +61,9 @@ class Checked:
     rows: int
     profile: DataProfile
     warnings: list[DataWarning]
-    schema: Callable[[], DataSchema]
+    schema: DataSchema | None
+    problem: str | None
+    """why there is no schema"""
 
 
 def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -> Validation:
@@ -82,9 +83,10 @@ def _check_table(
     table: DuckDBTable, spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]
 ) -> Checked:
     known = spec.target in table.kinds
+    schema, problem = _made(lambda: describe(spec, seed))
     if not known and table.rows and source == "inferred":
-        describe(spec, seed)  # raises BadInput with the columns' names
-    task = _task(table, spec) if known else spec.task or "custom"
+        raise BadInput(problem or f"data.target: got {spec.target!r}; it is not a column")
+    task = _task(table, spec, schema) if known else spec.task or "custom"
     classes = known and task.endswith("classification")
     table.add_labels(spec.target, classes=classes)
     if source == "inferred":
@@ -94,45 +96,35 @@ def _check_table(
     columns = [*table.kinds, *derived]
     samples = table.sample(sorted(_failing(result)), columns)
     found = profile(table.batches("plain", BATCH_ROWS), spec.target, classes=classes)
-    warnings = _table_warnings(table, spec, seed, task) if known else []
+    warnings = table_warnings(table, spec, seed, schema) if known else []
+    rows = table.rows
     return Checked(
-        suite,
-        result,
-        columns,
-        samples,
-        table.rows,
-        with_noise(found),
-        warnings,
-        lambda: describe(spec, seed),
+        suite, result, columns, samples, rows, with_noise(found), warnings, schema, problem
     )
 
 
-def _table_warnings(table: DuckDBTable, spec: DataSpec, seed: int, task: Task) -> list[DataWarning]:
-    if table.rows < 2 or len(table.kinds) < 2 or task == "forecasting":
-        return []
-    sampled = sample(table)
-    return [
-        *leakage(table, sampled, spec.target),
-        *in_table(table, spec.target, _validation_rows(table.rows, spec, seed)),
-        *doubtful_labels(table, sampled, spec.target),
-    ]
+def _made(made: Callable[[], Made]) -> tuple[Made | None, str | None]:
+    """The value, or why no arrays can be made of the data."""
+    try:
+        return made(), None
+    except BadInput as error:
+        return None, str(error)
 
 
-def _task(table: DuckDBTable, spec: DataSpec) -> Task:
+def _task(table: DuckDBTable, spec: DataSpec, schema: DataSchema | None) -> Task:
     """The job's task, or the inferred one, which depends on the target's values only."""
+    if schema is not None:
+        return schema.task
     target = table.arrow(f"SELECT {quoted(spec.target)} FROM plain")
     return task_of(Raw(sha256="", table=target), spec)
-
-
-def _validation_rows(rows: int, spec: DataSpec, seed: int) -> Any:
-    return split_rows(rows, spec.validation_fraction, seed)[1]
 
 
 def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -> Checked:
     raw = read(spec)
     known = raw.targets is not None or spec.target in raw.table.column_names
+    dataset, problem = _made(lambda: from_raw(raw, spec, seed))
     if not known and raw.rows and source == "inferred":
-        from_raw(raw, spec, seed)  # raises BadInput with the columns' names
+        raise BadInput(str(problem))
     task = task_of(raw, spec) if known else spec.task or "custom"
     frame = make_frame(raw, spec.target, task)
     derived = [rows_of_label(spec.target), share_of_label(spec.target)]
@@ -146,37 +138,9 @@ def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[C
     samples = {row: dict(frame.loc[row]) for row in _failing(result)}
     found = source_profile(raw, frame, spec.target, task)
     columns = [str(name) for name in frame]
-    return Checked(
-        suite,
-        result,
-        columns,
-        samples,
-        raw.rows,
-        found,
-        _sample_warnings(raw, spec, seed, task),
-        lambda: from_raw(raw, spec, seed).schema,
-    )
-
-
-def _sample_warnings(raw: Raw, spec: DataSpec, seed: int, task: Task) -> list[DataWarning]:
-    if raw.is_table or raw.rows < 2 or task == "forecasting":
-        return []
-    labels = None
-    if task.endswith("classification") and spec.target in raw.table.column_names:
-        labels = raw.table.column(spec.target).to_pandas().to_numpy()
-    if raw.images is not None:
-        images = enumerate(raw.images)
-        entries = (str(row).encode() if one is None else one.tobytes() for row, one in images)
-    else:
-        arrays = list(raw.arrays.values())
-        entries = (b"".join(one[row].tobytes() for one in arrays) for row in range(raw.rows))
-    with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
-        database = Database(Path(folder))
-        try:
-            validation = _validation_rows(raw.rows, spec, seed)
-            return in_entries(database, entries, labels, validation, rows=raw.rows)
-        finally:
-            database.close()
+    warnings = sample_warnings(dataset) if dataset is not None and not raw.is_table else []
+    schema = dataset.schema if dataset is not None else None
+    return Checked(suite, result, columns, samples, raw.rows, found, warnings, schema, problem)
 
 
 def _validation(checked: Checked, spec: DataSpec, source: SuiteSource) -> Validation:
@@ -184,19 +148,15 @@ def _validation(checked: Checked, spec: DataSpec, source: SuiteSource) -> Valida
     expectations = [
         _expectation(entry, checked, spec.target) for entry in checked.result["results"]
     ]
-    schema, problem = None, None
-    try:
-        schema = checked.schema()
-    except BadInput as error:
-        problem = str(error)
-    if problem is not None and met:
-        expectations.append(Expectation(expectation=USABLE, success=False, observed=problem))
+    if checked.problem is not None and met:
+        usable = Expectation(expectation=USABLE, success=False, observed=checked.problem)
+        expectations.append(usable)
     return Validation(
-        success=met and schema is not None,
+        success=met and checked.schema is not None,
         suite_source=source,
         suite=checked.suite,
         expectations=expectations,
-        data=schema,
+        data=checked.schema,
         checked_rows=checked.rows,
         great_expectations=checked.result,
         profile=checked.profile,

@@ -14,8 +14,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from trainwright.tasks.runs.artefacts import DataWarning
 from trainwright.tasks.validate.duckdb_table import DuckDBTable
-from trainwright.tasks.validate.leakage import Sampled
-from trainwright.tasks.validate.repeated_rows import NAMED
+from trainwright.tasks.validate.warnings.leakage import Sampled
+from trainwright.tasks.validate.warnings.repeated_rows import NAMED
 
 MOST_ROWS = 4_000
 NEIGHBOURS = 10

@@ -19,7 +19,7 @@ import numpy as np
 
 from trainwright.tasks.runs.artefacts import DataWarning
 from trainwright.tasks.validate.duckdb_table import ROW, DuckDBTable, quoted
-from trainwright.tasks.validate.repeated_rows import NAMED
+from trainwright.tasks.validate.warnings.repeated_rows import NAMED
 
 LEAK_SKILL = 0.99
 ID_SKILL = 0.5

@@ -24,12 +24,11 @@ _ROWS_AT_ONCE = 2_000_000
 Array = np.ndarray[Any, Any]
 
 
-def in_table(table: DuckDBTable, target: str, validation: Array) -> list[DataWarning]:
+def in_table(table: DuckDBTable, target: str, held_out: Array) -> list[DataWarning]:
     """The warnings for a table; those of classes if the table has labels.
 
-    `validation`: the numbers of the rows in the validation part.
+    `held_out`: whether each row is in the validation part.
     """
-    held_out = _held_out(table.rows, validation)
     inputs = ", ".join(quoted(name) for name in table.kinds if name != target)
     table.register("parts", pa.table({"held_out": held_out}))
     table.query(
@@ -43,25 +42,16 @@ def in_entries(
     database: Database,
     entries: Iterable[bytes],
     labels: Array | None,
-    validation: Array,
-    *,
-    rows: int,
+    held_out: Array,
 ) -> list[DataWarning]:
     """The same for the bytes of each row of arrays or images; of classes if there are labels."""
     digests = b"".join(hashlib.blake2b(one, digest_size=8).digest() for one in entries)
-    held_out = _held_out(rows, validation)
+    rows = len(held_out)
     hashed = {"row": np.arange(rows), "inputs": np.frombuffer(digests, np.uint64)}
     target = np.zeros(rows, np.int64) if labels is None else labels
     database.register("given", pa.table({**hashed, "target": target, "held_out": held_out}))
     database.query("CREATE TABLE hashes AS FROM given")
     return _warnings(database, held_out, classes=labels is not None)
-
-
-def _held_out(rows: int, validation: Array) -> Array:
-    """Whether each row is in the validation part."""
-    held_out = np.zeros(rows, bool)
-    held_out[validation] = True
-    return held_out
 
 
 def _warnings(database: Database, held_out: Array, *, classes: bool) -> list[DataWarning]:

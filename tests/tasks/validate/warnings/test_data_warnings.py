@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from trainwright.tasks.data.row_split import split_rows
+from trainwright.tasks.data.row_split import validation_rows
 from trainwright.tasks.runs.artefacts import DataWarning
+from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.validate.duckdb_table import Database, DuckDBTable
-from trainwright.tasks.validate.leakage import leakage, sample
-from trainwright.tasks.validate.neighbours import doubtful_labels
-from trainwright.tasks.validate.repeated_rows import in_entries, in_table
+from trainwright.tasks.validate.warnings.leakage import leakage, sample
+from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
+from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
 
 ROWS = 2_000
 Find = Callable[..., list[DataWarning]]
@@ -132,12 +133,13 @@ def test_repeated_rows_are_counted_exactly(tmp_path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     x, y = random.integers(0, 30, ROWS), random.integers(0, 50, ROWS) / 7
     label = (x + random.integers(0, 2, ROWS)) % 3
-    _, validation = split_rows(ROWS, 0.2, seed)
+    held_out = validation_rows(DataSpec(uri="x"), seed, ROWS)
+    validation = np.flatnonzero(held_out)
     across, differing = brute_force(
         list(zip(x, y, strict=True)), list(label), [int(row) for row in validation]
     )
     found = TableOf(tmp_path)(
-        {"x": x, "y": y, "label": label}, lambda table: in_table(table, "label", validation)
+        {"x": x, "y": y, "label": label}, lambda table: in_table(table, "label", held_out)
     )
     duplicates, noise = found
     assert duplicates.message.startswith(f"{across:,} of 400 validation rows have the same inputs")
@@ -148,14 +150,14 @@ def test_repeated_rows_are_counted_exactly(tmp_path: Path, seed: int) -> None:
     folder.mkdir()
     database = Database(folder)
     entries = (pair.tobytes() for pair in np.stack([x, y], axis=1))
-    assert in_entries(database, entries, label, validation, rows=ROWS) == found
+    assert in_entries(database, entries, label, held_out) == found
     database.close()
 
 
 def test_rows_that_do_not_repeat_give_no_warning(tmp_path: Path) -> None:
-    _, validation = split_rows(ROWS, 0.2, 0)
+    held_out = validation_rows(DataSpec(uri="x"), 0, ROWS)
     columns = {"x": np.arange(ROWS), "label": np.arange(ROWS) % 3}
-    assert TableOf(tmp_path)(columns, lambda table: in_table(table, "label", validation)) == []
+    assert TableOf(tmp_path)(columns, lambda table: in_table(table, "label", held_out)) == []
 
 
 def test_a_changed_label_among_like_rows_is_doubtful(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""The warnings about a table, or about arrays and images."""
+
+# ruff: noqa: TID253 -- only loaded by tasks.validate.expectations, in a separate process
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyarrow import compute
+
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.data.row_split import split_keys, validation_rows
+from trainwright.tasks.runs.artefacts import DataSchema, DataWarning
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.validate.duckdb_table import Database, DuckDBTable, quoted
+from trainwright.tasks.validate.warnings.leakage import leakage, sample
+from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
+from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
+
+
+def table_warnings(
+    table: DuckDBTable, spec: DataSpec, seed: int, schema: DataSchema | None
+) -> list[DataWarning]:
+    """The warnings about a table; without a schema there is no split, so none of repeated rows."""
+    if table.rows < 2 or len(table.kinds) < 2:
+        return []
+    sampled = sample(table)
+    found = leakage(table, sampled, spec.target)
+    if schema is not None:
+        found += in_table(table, spec.target, _held_out(table, spec, seed))
+    return found + doubtful_labels(table, sampled, spec.target)
+
+
+def _held_out(table: DuckDBTable, spec: DataSpec, seed: int) -> Any:
+    """Whether each row is in the validation part, as ranks split the rows."""
+    classes, keys = None, None
+    if table.labels is not None:
+        column = table.arrow(f"SELECT {quoted(spec.target)} FROM plain").column(0)
+        values = column.unique()
+        values = values.take(compute.array_sort_indices(values))
+        classes = compute.index_in(column, value_set=values).to_numpy()
+    if spec.split_by is not None:
+        column = table.arrow(f"SELECT {quoted(spec.split_by)} FROM plain").column(0)
+        keys = split_keys(column.combine_chunks(), spec)
+    return validation_rows(spec, seed, table.rows, classes, keys)
+
+
+def sample_warnings(dataset: Dataset) -> list[DataWarning]:
+    """The warnings about arrays or images: those of repeated rows."""
+    if dataset.schema.task == "forecasting":
+        return []
+    rows = dataset.schema.rows
+    inputs = [np.asarray(array[:]) for array in dataset.inputs.values()]
+    entries = (b"".join(array[row].tobytes() for array in inputs) for row in range(rows))
+    labels = np.asarray(dataset.targets[:]) if dataset.schema.classes is not None else None
+    held_out = np.zeros(rows, bool)
+    held_out[np.asarray(dataset.split.validation[:])] = True
+    with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
+        database = Database(Path(folder))
+        try:
+            return in_entries(database, entries, labels, held_out)
+        finally:
+            database.close()
