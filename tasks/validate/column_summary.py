@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-Kind = Literal["number", "flag", "text", "other"]
+ValueKind = Literal["number", "flag", "text", "other"]
 
 MAX_VALUES = 50
 MAX_LABELS = 1_000
@@ -27,7 +27,7 @@ class ColumnSummary:
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     missing: float = 0.0
     finite: int = 0
     low: float = 0.0

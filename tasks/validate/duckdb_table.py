@@ -30,8 +30,8 @@ from trainwright.tasks.validate.column_summary import (
     MAX_LABELS,
     MAX_VALUES,
     ColumnSummary,
-    Kind,
     LabelSummary,
+    ValueKind,
     in_order,
 )
 from trainwright.tasks.validate.sample_frame import rows_of_label, share_of_label
@@ -48,7 +48,7 @@ _INTEGERS = (
 )  # fmt: skip
 
 
-class Database:
+class DuckDBDatabase:
     """A DuckDB database in a folder, with bounded memory. Close it after use.
 
     Queries raise BadInput if a file can't be read, TrainwrightError if memory or disk do not
@@ -115,7 +115,7 @@ class Database:
         return BadInput(f"data.uri: it can't be checked: {line}")
 
 
-class DuckDBTable(Database):
+class DuckDBTable(DuckDBDatabase):
     """A table's rows, in the order of its files."""
 
     def __init__(self, files: Sequence[Path], folder: Path) -> None:
@@ -224,7 +224,7 @@ class DuckDBTable(Database):
 
 _FINITE = "FILTER (isfinite({0}))"
 _PRESENT = "count({0})"
-_FIGURES: dict[Kind, tuple[str, ...]] = {
+_FIGURES: dict[ValueKind, tuple[str, ...]] = {
     "number": (
         _PRESENT,
         f"count(*) {_FINITE}",
@@ -265,7 +265,7 @@ def _shown(name: str, kind: str) -> str:
     return f"{column}::DOUBLE AS {column}" if kind.startswith("DECIMAL") else column
 
 
-def _kind(kind: str) -> Kind:
+def _kind(kind: str) -> ValueKind:
     if kind in _FLOATS or kind in _INTEGERS or kind.startswith("DECIMAL"):
         return "number"
     return "flag" if kind == "BOOLEAN" else "text" if kind == "VARCHAR" else "other"

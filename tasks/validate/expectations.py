@@ -41,7 +41,7 @@ from trainwright.tasks.validate.suite import Config, infer_suite
 from trainwright.tasks.validate.table_files import table_files
 from trainwright.tasks.validate.warnings.data_warnings import sample_warnings, table_warnings
 
-Made = TypeVar("Made")
+MadeOfData = TypeVar("MadeOfData")
 SuiteSource = Literal["given", "kept", "inferred"]
 
 SAMPLE_ROWS = 5
@@ -103,7 +103,7 @@ def _check_table(
     )
 
 
-def _made(made: Callable[[], Made]) -> tuple[Made | None, str | None]:
+def _made(made: Callable[[], MadeOfData]) -> tuple[MadeOfData | None, str | None]:
     """The value, or why no arrays can be made of the data."""
     try:
         return made(), None

@@ -21,7 +21,7 @@ from great_expectations.execution_engine import SqlAlchemyExecutionEngine
 from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.validate.column_summary import Kind
+from trainwright.tasks.validate.column_summary import ValueKind
 from trainwright.tasks.validate.duckdb_table import ROW, DuckDBTable
 from trainwright.tasks.validate.suite import Config
 
@@ -72,16 +72,16 @@ _IN_DUCKDB = frozenset(
 
 _WITH_ROWS = ("numbered", "labelled")
 
-Result = dict[str, Any]
-Placed = tuple[int, Config]
+GXResult = dict[str, Any]
+PlacedConfig = tuple[int, Config]
 
 
-def run_on_frame(frame: pd.DataFrame, suite: list[Config]) -> Result:
+def run_on_frame(frame: pd.DataFrame, suite: list[Config]) -> GXResult:
     """Great Expectations' result as JSON values, with the entries in the suite's order."""
     return _whole([_validated(_frame_batch(frame), list(enumerate(suite)), {})])
 
 
-def run_on_table(table: DuckDBTable, suite: list[Config], *, derived: bool) -> Result:
+def run_on_table(table: DuckDBTable, suite: list[Config], *, derived: bool) -> GXResult:
     """The same for a table, exactly. `derived`: the suite knows the columns of the label's rows."""
     keep_one_connection()
     source = _context().data_sources.add_sql(
@@ -90,8 +90,8 @@ def run_on_table(table: DuckDBTable, suite: list[Config], *, derived: bool) -> R
         kwargs={"connect_args": table.connect_args},
     )
     known = set(table.kinds) | (set(table.derived) if derived else set())
-    views: dict[str, list[Placed]] = {}
-    with_pandas: list[Placed] = []
+    views: dict[str, list[PlacedConfig]] = {}
+    with_pandas: list[PlacedConfig] = []
     for place, config in enumerate(suite):
         if _runs_in_duckdb(config, table.kinds):
             views.setdefault(_view(config, table, derived), []).append((place, config))
@@ -119,9 +119,11 @@ def run_on_table(table: DuckDBTable, suite: list[Config], *, derived: bool) -> R
     return _whole([*documents, *_on_columns(table, sorted(with_pandas), known)])
 
 
-def _on_columns(table: DuckDBTable, placed: list[Placed], known: set[str]) -> Iterator[Result]:
+def _on_columns(
+    table: DuckDBTable, placed: list[PlacedConfig], known: set[str]
+) -> Iterator[GXResult]:
     """Results with pandas, on a frame with only the columns that an expectation names."""
-    by_columns: dict[tuple[str, ...], list[Placed]] = {}
+    by_columns: dict[tuple[str, ...], list[PlacedConfig]] = {}
     for place, config in placed:
         columns = set(_columns(config)) & known
         if config["kwargs"].get("row_condition") is not None:
@@ -172,7 +174,7 @@ def _frame_batch(frame: pd.DataFrame) -> Any:
     )
 
 
-def _validated(batch: Any, placed: list[Placed], numbers: Result) -> Result:
+def _validated(batch: Any, placed: list[PlacedConfig], numbers: GXResult) -> GXResult:
     """Great Expectations' document, with `results` by the place in the suite."""
     expected = gx.ExpectationSuite(
         name="suite", expectations=[_known(config, place) for place, config in placed]
@@ -180,7 +182,7 @@ def _validated(batch: Any, placed: list[Placed], numbers: Result) -> Result:
     # A ValidationDefinition would store the result first, and that fails on some expectations'
     # numpy bools.
     result = batch.validate(expected, result_format={"result_format": "SUMMARY", **numbers})
-    document: Result = plain(result.to_json_dict())
+    document: GXResult = plain(result.to_json_dict())
     entries = {}
     for entry in document["results"]:
         place = entry["expectation_config"]["meta"].pop(_PLACE)
@@ -202,7 +204,7 @@ def _validated(batch: Any, placed: list[Placed], numbers: Result) -> Result:
     return document
 
 
-def _whole(documents: list[Result]) -> Result:
+def _whole(documents: list[GXResult]) -> GXResult:
     """One document with all results in the suite's order."""
     entries = {place: entry for one in documents for place, entry in one["results"].items()}
     results = [entries[place] for place in sorted(entries)]
@@ -233,7 +235,7 @@ def _known(config: Config, place: int) -> Any:
     return made
 
 
-def _runs_in_duckdb(config: Config, kinds: dict[str, Kind]) -> bool:
+def _runs_in_duckdb(config: Config, kinds: dict[str, ValueKind]) -> bool:
     """Whether DuckDB gives the same result as pandas: it compares texts with numbers."""
     kwargs = config["kwargs"]
     if config["type"] not in _IN_DUCKDB or kwargs.get("row_condition") is not None:
@@ -248,7 +250,7 @@ def _runs_in_duckdb(config: Config, kinds: dict[str, Kind]) -> bool:
     return True
 
 
-def _comparable(kind: Kind, value: Any) -> bool:
+def _comparable(kind: ValueKind, value: Any) -> bool:
     if kind == "number":
         return isinstance(value, int | float)
     if kind == "flag":
@@ -268,7 +270,7 @@ def _columns(config: Config) -> list[str]:
     return [name for name in named if name is not None] + list(kwargs.get("column_list") or ())
 
 
-def _raised(entry: Result) -> bool:
+def _raised(entry: GXResult) -> bool:
     """Whether evaluating an expectation raised an error, or gave nothing."""
     return bool(entry["exception_info"]["raised_exception"] or not entry["result"])
 

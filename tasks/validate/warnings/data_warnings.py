@@ -15,7 +15,7 @@ from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.row_split import split_keys, validation_rows
 from trainwright.tasks.runs.artefacts import DataSchema, DataWarning
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.validate.duckdb_table import Database, DuckDBTable, quoted
+from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable, quoted
 from trainwright.tasks.validate.warnings.leakage import leakage, sample
 from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
 from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
@@ -59,7 +59,7 @@ def sample_warnings(dataset: Dataset) -> list[DataWarning]:
     held_out = np.zeros(rows, bool)
     held_out[np.asarray(dataset.split.validation[:])] = True
     with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
-        database = Database(Path(folder))
+        database = DuckDBDatabase(Path(folder))
         try:
             return in_entries(database, entries, labels, held_out)
         finally:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainwright.tasks.runs.artefacts import DataWarning
-from trainwright.tasks.validate.duckdb_table import ROW, Database, DuckDBTable, quoted
+from trainwright.tasks.validate.duckdb_table import ROW, DuckDBDatabase, DuckDBTable, quoted
 
 NAMED = 5
 _ROWS_AT_ONCE = 2_000_000
@@ -39,7 +39,7 @@ def in_table(table: DuckDBTable, target: str, held_out: Array) -> list[DataWarni
 
 
 def in_entries(
-    database: Database,
+    database: DuckDBDatabase,
     entries: Iterable[bytes],
     labels: Array | None,
     held_out: Array,
@@ -54,7 +54,7 @@ def in_entries(
     return _warnings(database, held_out, classes=labels is not None)
 
 
-def _warnings(database: Database, held_out: Array, *, classes: bool) -> list[DataWarning]:
+def _warnings(database: DuckDBDatabase, held_out: Array, *, classes: bool) -> list[DataWarning]:
     parts = len(held_out) // _ROWS_AT_ONCE + 1
     database.query(
         "CREATE TABLE repeated (inputs UBIGINT, rows BIGINT, held_out BIGINT, differ BOOLEAN)"
@@ -85,7 +85,7 @@ def _warnings(database: Database, held_out: Array, *, classes: bool) -> list[Dat
     return found
 
 
-def _rows(database: Database, condition: str) -> list[int]:
+def _rows(database: DuckDBDatabase, condition: str) -> list[int]:
     """The first rows whose repeated inputs meet a condition."""
     found = database.query(
         f"SELECT row FROM hashes JOIN repeated USING (inputs) WHERE {condition} "

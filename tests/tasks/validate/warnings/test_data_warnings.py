@@ -14,7 +14,7 @@ from pyarrow import parquet
 from trainwright.tasks.data.row_split import validation_rows
 from trainwright.tasks.runs.artefacts import DataWarning
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.validate.duckdb_table import Database, DuckDBTable
+from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable
 from trainwright.tasks.validate.warnings.leakage import leakage, sample
 from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
 from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
@@ -148,7 +148,7 @@ def test_repeated_rows_are_counted_exactly(tmp_path: Path, seed: int) -> None:
 
     folder = tmp_path / "arrays"
     folder.mkdir()
-    database = Database(folder)
+    database = DuckDBDatabase(folder)
     entries = (pair.tobytes() for pair in np.stack([x, y], axis=1))
     assert in_entries(database, entries, label, held_out) == found
     database.close()
