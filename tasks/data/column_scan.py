@@ -1,8 +1,8 @@
 """What a table's columns hold, found in one pass over its record batches in bounded memory.
 
-A column is scanned for missing and infinite values, and for its distinct values where these become
-codes: texts, dictionaries, and the target. A column with more than a million different texts is
-pruned to the most frequent ones whenever it exceeds that, so rare texts may lose their code.
+A column is scanned for missing and infinite values, and for its distinct values if these become
+codes: texts, and the target. A column with more than a million different texts is pruned to the
+most frequent ones whenever it exceeds that, so rare texts may lose their code.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class DataSpec(Document):
 
     uri: str = Field(
         min_length=1,
-        description="builtin:NAME, s3://…, file://… or a path: parquet, csv, npz, image folder",
+        description="builtin:NAME, s3://…, file://… or a path: parquet, csv, npy, npz, a folder of "
+        "parquet files or of images",
     )
     target: str = Field(default="label", min_length=1, description="the column or array to predict")
     task: Task | None = Field(

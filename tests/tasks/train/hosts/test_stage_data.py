@@ -53,3 +53,18 @@ def test_damaged_data_in_the_cache_is_replaced(
     assert found.parent == cache_of(SHA256)
     assert found.read_text() == TEXT
     assert (cache_of(SHA256).stat().st_ino == inode) == (there == TEXT)
+
+
+def test_a_folder_of_parquet_files_is_found_whole(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "launch" / "copy" / "years"
+    for year in ("2024", "2025"):
+        (folder / year).mkdir(parents=True)
+        (folder / year / "rows.parquet").write_bytes(year.encode())
+    digests = (hashlib.sha256(year.encode()).digest() for year in ("2024", "2025"))
+    sha256 = hashlib.sha256(b"".join(digests)).hexdigest()
+    spec = DataSpec(uri=str(tmp_path / "elsewhere" / "years"))
+    keep(spec, folder, sha256)
+    assert look(spec, sha256) == str(cache_of(sha256) / "years")
+    (cache_of(sha256) / "years" / "2025" / "rows.parquet").unlink()
+    with pytest.raises(BadInput, match="there is no such file"):
+        look(spec, sha256)
