@@ -72,7 +72,7 @@ lint: setup ## run ruff, mypy and import-linter
 
 bench: setup ## measure the figures of docs/benchmarks.md
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
-	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/planner/exactness.py \
+	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/validate/gate.py tests/benchmarks/validate/drift.py tests/benchmarks/planner/exactness.py \
 	tests/benchmarks/planner/laws.py tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py tests/benchmarks/train/search_lr.py \
 	tests/benchmarks/train/adaptive_batch.py tests/benchmarks/train/hosts.py \
 	"tests/benchmarks/train/against_ddp.py --rounds 2" "tests/benchmarks/train/changing_speeds.py --rounds 1" \

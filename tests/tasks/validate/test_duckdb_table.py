@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -230,6 +231,14 @@ def test_a_file_that_is_cut_short_is_refused_in_one_line(tmp_path: Path, opened:
     with pytest.raises(BadInput, match=r"data\.uri: it can't be checked") as caught:
         DuckDBTable([tmp_path / "cut.parquet"], tmp_path).summaries()
     assert "\n" not in str(caught.value)
+
+
+def test_too_little_memory_is_said_in_one_line() -> None:
+    found = DuckDBTable.as_error(duckdb.OutOfMemoryException("Out of Memory Error:\n 3 GiB"))
+    assert str(found) == (
+        "validate: 400MB of memory and the disk don't suffice: Out of Memory Error: 3 GiB"
+    )
+    assert not isinstance(found, BadInput)
 
 
 def test_another_way_of_opening_connections_is_refused_clearly(
