@@ -15,8 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
 _SEALED_APART = ("report/", "export/")
 _NOT_SEALED = (Manifest.FILE, Status.FILE)
-_SIGNATURE = "model/signature.json"
+_SIGNATURE, _WEIGHTS, _SOURCE = "model/signature.json", "model/model.safetensors", "model/source/"
 
 
 def work(context: RunContext) -> Reference:
@@ -113,8 +111,8 @@ def save_model(run: Run) -> dict[str, str]:
             "safetensors"
         ),
     }
-    contents = {f"model/source/{name}": content for name, content in model.files.items()}
-    contents["model/model.safetensors"] = weights
+    contents = {f"{_SOURCE}{name}": content for name, content in model.files.items()}
+    contents[_WEIGHTS] = weights
     contents[_SIGNATURE] = json.dumps(signature, indent=1).encode()
     for key, content in contents.items():
         run.objects.put(key, content)
@@ -209,6 +207,30 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
     objects.put(f"{folder}{Manifest.FILE}", json.dumps(document, indent=1).encode())
 
 
+def unpack_model(run: Run, files: Mapping[str, SealedFile], folder: Path) -> dict[str, Any]:
+    """Put the source of a sealed run's model into a folder. Returns the model's signature.
+
+    `files` are the manifest's. Raises BadInput if there is no model, CorruptArtefact for a file
+    that differs from what was sealed.
+    """
+    if _SIGNATURE not in files:
+        raise BadInput(f"{run.uri}: has no model")
+    signature: dict[str, Any] = json.loads(
+        get_verified(run.objects, _SIGNATURE, files[_SIGNATURE].sha256)
+    )
+    for key in files:
+        if key.startswith(_SOURCE):
+            path = folder / key.removeprefix(_SOURCE)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(get_verified(run.objects, key, files[key].sha256))
+    return signature
+
+
+def model_weights(run: Run, signature: Mapping[str, Any]) -> bytes:
+    """The weights of a model with this signature. Raises CorruptArtefact if they were changed."""
+    return get_verified(run.objects, _WEIGHTS, signature["weights_sha256"])
+
+
 def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> torch.nn.Module:
     """Load the verified model of a finished run; puts its source in `folder` and imports it.
 
@@ -219,21 +241,10 @@ def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> 
     from trainwright.estimator.precision import cast
 
     run = Run(run_uri, settings or Settings.from_environment())
-    files = verify(run).files
-    try:
-        signature = json.loads(get_verified(run.objects, _SIGNATURE, files[_SIGNATURE].sha256))
-    except (KeyError, ValidationError):
-        raise BadInput(f"{run.uri}: has no model") from None
-    for key in files:
-        if key.startswith("model/source/"):
-            path = folder / key.removeprefix("model/source/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(get_verified(run.objects, key, files[key].sha256))
+    signature = unpack_model(run, verify(run).files, folder)
     model = cast(
         model_source.build(model_source.load(folder, signature["entry"]), signature["config"]),
         signature["precision"],
     )
-    model.load_state_dict(
-        load(get_verified(run.objects, "model/model.safetensors", signature["weights_sha256"]))
-    )
+    model.load_state_dict(load(model_weights(run, signature)))
     return model.eval()

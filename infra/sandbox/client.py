@@ -26,7 +26,7 @@ _START_S, _END_S = 120.0, 10.0
 
 
 class SandboxServer:
-    """Runs `function` ("package.module:name", dict -> str) in a sandbox for each request.
+    """Runs `function` ("package.module:name", dict -> str or bytes) in a sandbox per request.
 
     `confined=False` keeps the limits without the protection, for functions that run no user code.
     `warm_up` is a request: the server imports the modules needed to answer it.

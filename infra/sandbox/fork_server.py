@@ -26,7 +26,7 @@ from trainwright.infra.sandbox import Protection, SandboxLimits
 from trainwright.infra.sandbox.confine import strongest
 from trainwright.infra.sandbox.supervise import run
 
-Function = Callable[[dict[str, Any]], str]
+Function = Callable[[dict[str, Any]], str | bytes]
 
 
 def main() -> int:
@@ -101,7 +101,7 @@ def _supervise(function: Function, protection: Protection, connection: socket.so
         request = message["request"]
         try:
             outcome = run(
-                lambda: function(request).encode(),
+                lambda: _encoded(function(request)),
                 SandboxLimits(**message["limits"]),
                 protection,
                 readable=message["readable"],
@@ -112,6 +112,10 @@ def _supervise(function: Function, protection: Protection, connection: socket.so
             connection.sendall(json.dumps({"error": str(error)}).encode())
     finally:
         os._exit(0)
+
+
+def _encoded(answer: str | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else answer.encode()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,23 @@
+"""Predicts with the stored model of a finished run.
+
+Start with `predict_rows`. `row_source` reads rows, `model_input` checks them and makes the model's
+arrays, `model_process` runs the model in the sandbox, `prediction_file` writes the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainwright.tasks.lazy import exports
+
+if TYPE_CHECKING:
+    from trainwright.tasks.inference.predict_rows import predict
+
+__all__ = ["predict"]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "predict": "predict_rows",
+    },
+)

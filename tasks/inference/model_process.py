@@ -1,0 +1,194 @@
+"""Runs a stored model on a chunk of rows. The sandbox calls `answer`, in a process of its own.
+
+If the model's source defines `predict(model, rows)`, that gets the raw columns. Otherwise the model
+gets input arrays, and its outputs become class names with their probability, or numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np  # noqa: TID253 - this is a separate process
+import pyarrow as pa
+import torch  # noqa: TID253
+from safetensors.torch import load_file
+
+from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss, wide
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.source import ModelDefinition, described
+
+BATCH_ROWS = 1024
+"""The most rows of one pass through the model."""
+_PASS_BYTES = 8 * 2**20
+"""The most bytes of input of one pass."""
+Columns = dict[str, list[Any]]
+
+
+def answer(request: dict[str, Any]) -> bytes:
+    """The predictions of a chunk as an Arrow stream, or `{"error": …}`. Runs the model's code.
+
+    `asks` is `form` (which answers `{"raw": …}`: whether the source defines `predict`), `raw` or
+    `arrays`.
+    """
+    try:
+        definition = model_source.load(Path(request["source"]), request["entry"])
+        if request["asks"] == "form":
+            return json.dumps({"raw": definition.predict is not None}).encode()
+        model = _model(definition, request)
+        if request["asks"] == "raw":
+            parts = _raw(definition, model, request)
+        else:
+            parts = _from_arrays(model, request)
+        return _stream(list(parts), request)
+    except TrainwrightError as error:
+        return json.dumps({"error": error.document()}).encode()
+    except MemoryError:
+        error = BadInput("model: predicting ended in a MemoryError")
+        return json.dumps({"error": error.document()}).encode()
+
+
+def _model(definition: ModelDefinition, request: dict[str, Any]) -> torch.nn.Module:
+    precision = request["precision"]
+    torch.set_default_dtype(PARAMETER_DTYPES[precision])
+    model = cast(model_source.build(definition, request["config"]), precision)
+    try:
+        model.load_state_dict(load_file(request["weights"]))
+    except RuntimeError as error:
+        raise BadInput(f"model: its stored weights do not fit: {described(error)}") from error
+    return model.eval()
+
+
+def _raw(
+    definition: ModelDefinition, model: torch.nn.Module, request: dict[str, Any]
+) -> Iterator[Columns]:
+    """What the source's `predict` returns for the rows in an Arrow file."""
+    predict = definition.predict
+    assert predict is not None
+    with pa.memory_map(request["rows"]) as file:
+        table = pa.ipc.open_file(file).read_all()
+        for at in range(0, len(table), BATCH_ROWS):
+            rows = table.slice(at, BATCH_ROWS)
+            with torch.no_grad():
+                found = _users(lambda given=rows: predict(model, given.to_pydict()), "predict")
+            yield _checked(found, len(rows))
+
+
+def _from_arrays(model: torch.nn.Module, request: dict[str, Any]) -> Iterator[Columns]:
+    """The model's outputs for the rows in .npy files, as predictions."""
+    dtype = PARAMETER_DTYPES[request["precision"]]
+    arrays = {name: np.load(path, mmap_mode="r") for name, path in request["arrays"].items()}
+    total = len(next(iter(arrays.values())))
+    row_bytes = sum(array.nbytes for array in arrays.values()) / max(1, total)
+    size = max(1, min(BATCH_ROWS, int(_PASS_BYTES / max(1.0, row_bytes))))
+    for at in range(0, total, size):
+        batch = {
+            name: _tensor(torch.from_numpy(np.array(array[at : at + size])), dtype)
+            for name, array in arrays.items()
+        }
+        inputs = next(iter(batch.values())) if len(batch) == 1 else batch
+        with torch.no_grad(), autocast(request["precision"]):
+            outputs = _users(lambda given=inputs: for_loss(model(given)), "its forward pass")
+        yield _predictions(outputs, min(size, total - at), request, wide(dtype))
+
+
+def _tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _predictions(
+    outputs: Any, rows: int, request: dict[str, Any], dtype: torch.dtype
+) -> Columns:
+    classes = request["classes"]
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim < 1 or len(outputs) != rows:
+        _refuse(outputs, request)
+    if classes is not None:
+        if outputs.ndim != 2 or outputs.shape[1] < len(classes) or not outputs.is_floating_point():
+            _refuse(outputs, request)
+        best = outputs[:, : len(classes)].argmax(dim=1)
+        shares = outputs.double().softmax(dim=1).gather(1, best[:, None])[:, 0]
+        return {
+            "prediction": [classes[one] for one in best.tolist()],
+            "probability": shares.to(dtype).tolist(),
+        }
+    flat = outputs.reshape(rows, -1)
+    single = flat.shape[1] == 1 and request["task"] != "forecasting"
+    return {"prediction": (flat[:, 0] if single else flat).to(dtype).tolist()}
+
+
+def _refuse(outputs: Any, request: dict[str, Any]) -> None:
+    shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    classes = request["classes"]
+    wanted = "(rows, …)" if classes is None else f"(rows, {len(classes)}), one logit per class"
+    raise BadInput(
+        f"model: returns {shape}, of which no predictions can be made; allowed: a tensor of shape "
+        f"{wanted}, or a function predict(model, rows) in the model's source"
+    )
+
+
+def _users(work: Callable[[], Any], doing: str) -> Any:
+    try:
+        return work()
+    except (TrainwrightError, MemoryError):
+        raise
+    except Exception as error:
+        raise BadInput(f"model: {doing} raised {described(error)}") from error
+
+
+def _checked(found: Any, rows: int) -> Columns:
+    """What `predict` returned, as lists of the rows' number."""
+    if not isinstance(found, dict) or "prediction" not in found:
+        kind = f"the keys {sorted(map(str, found))}" if isinstance(found, dict) else type(found)
+        raise BadInput(f"model: predict returned {kind}; allowed: lists by name, one `prediction`")
+    columns = {
+        str(name): list(values.tolist() if hasattr(values, "tolist") else values)
+        for name, values in found.items()
+    }
+    for name, values in columns.items():
+        if len(values) != rows:
+            raise BadInput(
+                f"model: predict returned {len(values)} values of {name!r} for {rows} rows"
+            )
+    return columns
+
+
+def _stream(parts: list[Columns], request: dict[str, Any]) -> bytes:
+    """All parts as one Arrow stream; classes are texts, other values numbers or lists of them."""
+    names = list(parts[0])
+    if any(list(part) != names for part in parts):
+        raise BadInput("model: predict returned different names for different rows")
+    exact = request["asks"] == "raw" or request["precision"] == "fp64"
+    number = pa.float64() if exact else pa.float32()
+    columns = {}
+    for name in names:
+        values = [value for part in parts for value in part[name]]
+        if name == "prediction" and request["classes"] is not None:
+            columns[name] = pa.array([None if one is None else str(one) for one in values])
+        else:
+            columns[name] = _array(values, number, name)
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _array(values: list[Any], number: Any, name: str) -> Any:
+    first = next((one for one in values if one is not None), None)
+    kind = (
+        pa.list_(number)
+        if isinstance(first, list | tuple)
+        else pa.string()
+        if isinstance(first, str)
+        else number
+    )
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BadInput(
+            f"model: predict returned values of {name!r} that are not all texts, numbers or lists "
+            f"of numbers: {' '.join(str(error).split())[:200]}"
+        ) from error

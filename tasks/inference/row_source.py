@@ -1,0 +1,169 @@
+"""Reads the rows to predict: Arrow batches of a table, or arrays, in bounded memory."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import DataSchema
+
+TABLES = (".parquet", ".csv")
+_CSV_BLOCK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a Parquet or CSV file; `schema` is the file's Arrow schema."""
+
+    path: Path
+    schema: Any
+
+    @classmethod
+    def open(cls, path: Path, texts: Iterable[str]) -> TableRows:
+        """The rows of a file, unread. CSV columns in `texts` are read as texts.
+
+        Raises BadInput if it can't be read, or if a column occurs twice.
+        """
+        with _readable(path):
+            schema = _parquet(path).schema_arrow if _is_parquet(path) else _csv_schema(path, texts)
+        twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise BadInput(f"rows: {path.name}: the column {twice!r} occurs twice")
+        return cls(path, schema)
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        """These columns as record batches of at most `rows` rows; only the last one has fewer."""
+        import pyarrow as pa
+
+        kept: list[Any] = []
+        with _readable(self.path):
+            for batch in self._read(columns, rows):
+                kept.append(batch)
+                while sum(map(len, kept)) >= rows:
+                    whole = pa.concat_batches(kept)
+                    yield whole.slice(0, rows)
+                    kept = [whole.slice(rows)]
+            if any(map(len, kept)):
+                yield pa.concat_batches(kept)
+
+    def _read(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        from pyarrow import csv
+
+        if _is_parquet(self.path):
+            yield from _parquet(self.path).iter_batches(rows, columns=list(columns))
+            return
+        types = {name: self.schema.field(name).type for name in columns}
+        convert = csv.ConvertOptions(
+            column_types=types, include_columns=list(columns), strings_can_be_null=True
+        )
+        yield from csv.open_csv(self.path, _blocks(), convert_options=convert)
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """The input arrays of an .npz file, one entry per row."""
+
+    path: Path
+    arrays: dict[str, Any]
+    others: list[str]
+    """arrays that the model does not get"""
+
+    @classmethod
+    def open(cls, path: Path, schema: DataSchema) -> ArrayRows:
+        """The arrays of a run's inputs. Raises BadInput if they don't fit its schema."""
+        import numpy as np
+
+        from trainwright.tasks.data.dataset import as_input
+
+        with _readable(path), np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+        names = {name: name for name in schema.inputs}
+        others = [name for name in found if name not in names and name != schema.target]
+        if list(names) == ["inputs"] and "inputs" not in found and len(others) == 1:
+            names["inputs"] = others.pop()  # a single input may have any name
+        arrays = {}
+        for name, given in names.items():
+            if given not in found:
+                raise BadInput(
+                    f"rows: {path.name} has no array {given!r}; allowed: the inputs of the run's "
+                    f"model: {', '.join(names)}"
+                )
+            if found[given].dtype.kind not in "biuf" or found[given].ndim < 1:
+                raise BadInput(
+                    f"rows: {path.name}: the array {given!r} holds {found[given].dtype}; "
+                    "allowed: numbers, by row"
+                )
+            array = as_input(found[given], schema.task)
+            if array.shape[1:] != schema.inputs[name]:
+                raise BadInput(
+                    f"rows: {path.name}: the array {given!r} has rows of shape {array.shape[1:]}; "
+                    f"the run's model takes {schema.inputs[name]}"
+                )
+            arrays[name] = array.astype(schema.input_dtypes[name], copy=False)
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise BadInput(f"rows: {path.name}: its arrays differ in length")
+        return cls(path, arrays, others)
+
+    def batches(self, rows: int) -> Iterator[dict[str, Any]]:
+        """The arrays of at most `rows` rows at a time."""
+        total = len(next(iter(self.arrays.values())))
+        for at in range(0, total, rows):
+            yield {name: array[at : at + rows] for name, array in self.arrays.items()}
+
+
+class _readable:
+    """Turns an error of reading this file into BadInput with one line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        import pyarrow as pa
+
+        kinds = (pa.ArrowException, OSError, ValueError, EOFError, zipfile.BadZipFile)
+        if not isinstance(error, kinds) or isinstance(error, BadInput):
+            return
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BadInput(f"rows: {self._path.name} can't be read: {reason}") from error
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _parquet(path: Path) -> Any:
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(path)
+
+
+def _blocks() -> Any:
+    from pyarrow import csv
+
+    return csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+
+
+def _csv_schema(path: Path, texts: Iterable[str]) -> Any:
+    """The schema by the first block. Whole numbers are read as float64: later ones may not be."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    types = dict.fromkeys(texts, pa.string())
+    convert = csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+    with csv.open_csv(path, _blocks(), convert_options=convert) as reader:
+        found = reader.schema
+    return pa.schema(
+        [
+            one.with_type(pa.float64())
+            if pa.types.is_integer(one.type) or pa.types.is_null(one.type)
+            else one
+            for one in found
+        ]
+    )
