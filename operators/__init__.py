@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainwright.operators.calibrate import CalibrateOperator
     from trainwright.operators.estimate import EstimateOperator
     from trainwright.operators.extract import ExtractOperator
+    from trainwright.operators.predict import PredictOperator
     from trainwright.operators.promote import ApprovePromotionOperator, PromoteOperator
     from trainwright.operators.search_lr import SearchLearningRateOperator
     from trainwright.operators.store import StoreOperator
@@ -33,6 +34,7 @@ _MODULES = {
     "CalibrateOperator": "calibrate",
     "EstimateOperator": "estimate",
     "ExtractOperator": "extract",
+    "PredictOperator": "predict",
     "PromoteOperator": "promote",
     "ReleaseOperator": "allocate",
     "SearchLearningRateOperator": "search_lr",
@@ -48,6 +50,7 @@ __all__ = [
     "CalibrateOperator",
     "EstimateOperator",
     "ExtractOperator",
+    "PredictOperator",
     "PromoteOperator",
     "ReleaseOperator",
     "SearchLearningRateOperator",

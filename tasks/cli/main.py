@@ -20,6 +20,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.tasks.cli import (
     model_commands,
     plan_commands,
+    predict_command,
     run_commands,
     serve_command,
     stack_commands,
@@ -63,6 +64,7 @@ for command in (
     run_commands.analyze,
     run_commands.runs,
     run_commands.show,
+    predict_command.predict,
     plan_commands.pool,
     plan_commands.pool_probe,
     stack_commands.up,

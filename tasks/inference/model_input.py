@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from trainwright.tasks.data.column_scan import is_number, is_text
+from trainwright.tasks.data.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column, DataSchema
 
@@ -19,7 +21,7 @@ _LISTED = 20
 def require_columns(schema: DataSchema, given: Any, where: str) -> list[str]:
     """The columns of an Arrow schema that the model does not get, apart from the target.
 
-    Raises BadInput if one of the model's is missing or has a type that training did not see.
+    Raises BadInput if one of the model's is missing or has a type that the model does not take.
     """
     for column in schema.columns:
         if column.name not in given.names:
@@ -30,111 +32,93 @@ def require_columns(schema: DataSchema, given: Any, where: str) -> list[str]:
                 f"{', '.join(wanted[:_LISTED])}{more}"
             )
         kind = given.field(column.name).type
-        if (wanted_kind := _wanted(column, kind)) is not None:
+        if not _fits(column, kind):
+            takes = "numbers" if column.kind == "number" else "texts"
             raise BadInput(
                 f"rows: {where}: the column {column.name!r} holds {kind}; "
-                f"the run's model takes {wanted_kind}"
+                f"the run's model takes {takes}"
             )
     known = {schema.target, *(one.name for one in schema.columns)}
     return [name for name in given.names if name not in known]
 
 
-def _wanted(column: Column, kind: Any) -> str | None:
-    """What a column should hold if it does not."""
+def _fits(column: Column, kind: Any) -> bool:
     import pyarrow as pa
 
     if pa.types.is_null(kind):
-        return None
+        return True
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     if column.kind == "number":
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        fits = (
-            pa.types.is_integer(plain)
-            or pa.types.is_floating(plain)
-            or pa.types.is_boolean(plain)
-            or pa.types.is_decimal(plain)
-        )
-        return None if fits else "numbers"
-    if column.kind in ("category", "text"):
-        fits = any(
-            test(kind)
-            for test in (
-                pa.types.is_string,
-                pa.types.is_large_string,
-                pa.types.is_string_view,
-                pa.types.is_dictionary,
-            )
-        )
-        return None if fits else "texts"
-    return None
+        return is_number(kind) or bool(pa.types.is_decimal(kind))
+    return is_text(kind) if column.kind in ("category", "text") else True
 
 
 class ModelInput:
-    """Makes arrays of record batches. `vocabularies`: the texts of codes 1, 2, … by column."""
+    """Makes the arrays of one record batch after the other."""
 
     def __init__(
         self, schema: DataSchema, vocabularies: Mapping[str, list[str]], missing: bool, where: str
     ) -> None:
-        """`missing`: whether the model takes rows without a value."""
+        """`vocabularies`: the values of codes 1, 2, … of each category column.
+
+        `missing`: whether the model takes rows without a value; `where`: the file, for messages.
+        """
         import pyarrow as pa
 
-        self._missing, self._where = missing, where
-        numbers = [one.name for one in schema.columns if one.kind == "number"]
-        categories = [one.name for one in schema.columns if one.kind == "category"]
-        self._vocabularies = {name: pa.array(vocabularies[name], pa.string()) for name in categories}
-        self._numbers, self._categories = numbers, categories
+        known = {
+            one.name: pa.array(vocabularies[one.name], pa.large_string())
+            for one in schema.columns
+            if one.kind == "category"
+        }
+        self._arrays = TableArrays(schema.columns, known, [])
+        self._columns, self._missing, self._where = schema.columns, missing, where
+        self._dtypes = schema.input_dtypes
         self._seen = 0
 
     def arrays(self, batch: Any) -> dict[str, Array]:
-        """The input arrays of the next record batch. Raises BadInput for a value that is missing."""
-        import numpy as np
-
-        found: dict[str, Array] = {}
-        if self._numbers:
-            name = "numbers" if self._categories else "inputs"
-            columns = [self._number(batch.column(one), one) for one in self._numbers]
-            found[name] = np.stack(columns, axis=1)
-        if self._categories:
-            codes = [self._code(batch.column(one), one) for one in self._categories]
-            found["categories"] = np.stack(codes, axis=1)
+        """The input arrays of the next batch. Raises BadInput for a value that no model takes."""
+        plain = _plain(batch, self._columns)
+        for column in self._columns:
+            self._require_values(plain.column(column.name), column)
         self._seen += batch.num_rows
-        return found
+        found = self._arrays.of(plain)
+        return {name: array.astype(self._dtypes[name]) for name, array in found.items()}
 
-    def _number(self, column: Any, name: str) -> Array:
-        import numpy as np
+    def _require_values(self, values: Any, column: Column) -> None:
         import pyarrow as pa
         from pyarrow import compute
 
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if pa.types.is_boolean(column.type):
-            column = column.cast(pa.uint8())
-        column = column.cast(pa.float32(), safe=False)
-        column = compute.fill_null(column, pa.scalar(float("nan"), pa.float32()))
-        numbers: Array = np.from_dlpack(column)
-        wrong = np.isinf(numbers) if self._missing else ~np.isfinite(numbers)
-        if wrong.any():
-            row = int(wrong.argmax())
-            what = "no value" if np.isnan(numbers[row]) else "an infinite number"
-            self._refuse(name, row, what)
-        return numbers
+        missing = values.is_null(nan_is_null=column.kind == "number")
+        if not self._missing and compute.any(missing).as_py():
+            self._refuse(column.name, missing, "no value")
+        if column.kind == "number" and pa.types.is_floating(values.type):
+            infinite = compute.is_inf(values.cast(pa.float32(), safe=False))
+            if compute.any(infinite).as_py():
+                self._refuse(column.name, infinite, "an infinite number")
 
-    def _code(self, column: Any, name: str) -> Array:
-        import numpy as np
-        import pyarrow as pa
+    def _refuse(self, name: str, which: Any, what: str) -> NoReturn:
         from pyarrow import compute
 
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        column = column.cast(pa.string())
-        if column.null_count and not self._missing:
-            self._refuse(name, int(np.argmax(compute.is_null(column).to_pylist())), "no value")
-        places = compute.index_in(column, value_set=self._vocabularies[name])
-        filled = compute.fill_null(places.cast(pa.int64()), pa.scalar(-1, pa.int64()))
-        codes: Array = np.from_dlpack(filled) + 1
-        return codes
-
-    def _refuse(self, name: str, row: int, what: str) -> None:
+        row = self._seen + compute.index(which, True).as_py()
         raise BadInput(
-            f"rows: {self._where}: the column {name!r} has {what} in row {self._seen + row}; "
+            f"rows: {self._where}: the column {name!r} has {what} in row {row} (from 0); "
             "allowed: a value, as in the run's data"
         )
+
+
+def _plain(batch: Any, columns: list[Column]) -> Any:
+    """The batch without dictionaries and decimals; columns that hold nothing have a type."""
+    import pyarrow as pa
+
+    arrays = []
+    for column in columns:
+        values = batch.column(column.name)
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if pa.types.is_null(values.type):
+            values = values.cast(pa.float64() if column.kind == "number" else pa.large_string())
+        elif pa.types.is_decimal(values.type):
+            values = values.cast(pa.float64())
+        arrays.append(values)
+    return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np  # noqa: TID253 - this is a separate process
-import pyarrow as pa
+import pyarrow as pa  # noqa: TID253
 import torch  # noqa: TID253
 from safetensors.torch import load_file
 
@@ -99,9 +99,7 @@ def _tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _predictions(
-    outputs: Any, rows: int, request: dict[str, Any], dtype: torch.dtype
-) -> Columns:
+def _predictions(outputs: Any, rows: int, request: dict[str, Any], dtype: torch.dtype) -> Columns:
     classes = request["classes"]
     if not isinstance(outputs, torch.Tensor) or outputs.ndim < 1 or len(outputs) != rows:
         _refuse(outputs, request)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.inference.model_input import ModelInput, require_columns
 from trainwright.tasks.inference.prediction_file import PredictionFile
 from trainwright.tasks.inference.row_source import TABLES, ArrayRows, TableRows
-from trainwright.tasks.runs.artefacts import DataSchema, Manifest, Validation
+from trainwright.tasks.runs.artefacts import Artefact, DataSchema, Manifest, Validation, Vocabulary
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.settings import Settings
@@ -104,14 +104,31 @@ def _local(uri: str, settings: Settings) -> Path:
     return path
 
 
+_Kind = TypeVar("_Kind", bound=Artefact)
+
+
+def _sealed(run: Run, manifest: Manifest, kind: type[_Kind]) -> _Kind | None:
+    """A verified artefact of a sealed run; None if it has none."""
+    if kind.FILE not in manifest.files:
+        return None
+    data = get_verified(run.objects, kind.FILE, manifest.files[kind.FILE].sha256)
+    return kind.model_validate_json(data, extra="ignore")
+
+
 class StoredModel:
     """The verified model of a finished run, unpacked into a folder that the sandbox may read."""
 
     def __init__(
-        self, run: Run, signature: dict[str, Any], schema: DataSchema, folder: Path
+        self,
+        run: Run,
+        signature: dict[str, Any],
+        schema: DataSchema,
+        vocabularies: dict[str, list[str]],
+        folder: Path,
     ) -> None:
+        self._vocabularies, self._missing = vocabularies, run.job().data.missing == "keep"
         self.schema, self.step = schema, int(signature["checkpoint_step"])
-        self._run, self._folder, self._entry = run, folder, signature["entry"]
+        self._folder, self._entry = folder, signature["entry"]
         self._limits = run.settings.predict_limits()
         self._request = {
             "source": str(folder / "source"),
@@ -134,12 +151,12 @@ class StoredModel:
             )
         signature = unpack_model(run, manifest.files, folder / "source")
         (folder / "model.safetensors").write_bytes(model_weights(run, signature))
-        sealed = manifest.files[Validation.FILE]
-        validation = Validation.model_validate_json(
-            get_verified(run.objects, Validation.FILE, sealed.sha256), extra="ignore"
-        )
-        assert validation.data is not None  # a run with rejected data has no model
-        return cls(run, signature, validation.data, folder)
+        validation = _sealed(run, manifest, Validation)
+        assert validation is not None  # a model is trained on validated data
+        assert validation.data is not None
+        vocabulary = _sealed(run, manifest, Vocabulary)
+        names = vocabulary.names if vocabulary is not None else {}
+        return cls(run, signature, validation.data, names, folder)
 
     def of_table(self, path: Path) -> tuple[list[str], Iterator[Any]]:
         """The ignored columns of a table, and its predictions chunk by chunk."""
@@ -167,7 +184,7 @@ class StoredModel:
                         writer.write_batch(batch)
                     yield self._predictions(server, "raw", rows=str(rows))
                 return
-            encode = ModelInput(self.schema, self._vocabularies(), self._keeps_missing, where)
+            encode = ModelInput(self.schema, self._vocabularies, self._missing, where)
             for batch in batches:
                 yield self._from_arrays(server, encode.arrays(batch))
 

@@ -27,7 +27,9 @@ class PredictionFile:
     A list column of a CSV file becomes one column for each place, from 1 on.
     """
 
-    def __init__(self, uri: str, settings: Settings, source: Path, about: Mapping[str, str]) -> None:
+    def __init__(
+        self, uri: str, settings: Settings, source: Path, about: Mapping[str, str]
+    ) -> None:
         """`about` is written into a Parquet file's metadata.
 
         Raises BadInput if the file can't be written: only earlier predictions are replaced.
@@ -42,7 +44,9 @@ class PredictionFile:
             raise BadInput(f"--out: got {uri}; allowed: a path, file://… or s3://…")
         self._path = Path(unquote(split.path) if split.scheme else uri)
         if self._path.suffix.lower() not in SUFFIXES:
-            raise BadInput(f"--out: got {uri}; allowed: a file that ends in {' or '.join(SUFFIXES)}")
+            raise BadInput(
+                f"--out: got {uri}; allowed: a file that ends in {' or '.join(SUFFIXES)}"
+            )
         if self._remote:
             parent, _, name = uri.rpartition("/")
             if not urlsplit(parent).netloc:
@@ -78,7 +82,7 @@ class PredictionFile:
         return self
 
     def write(self, table: Any) -> None:
-        """Add the rows of an Arrow table. Raises BadInput if its columns differ from earlier ones."""
+        """Add an Arrow table's rows. Raises BadInput if its columns differ from earlier ones."""
         flat = _flat(table) if self._part.suffix == ".csv" else table
         try:
             if self._writer is None:

@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 from golden import CORES, prepared
 from outside import Ended, Outside, folder_of, interrupt, plan, pool, read, wait_until
@@ -43,6 +44,7 @@ COMMANDS = (
     "analyze",
     "runs",
     "show",
+    "predict",
     "up",
     "status",
     "down",
@@ -391,6 +393,12 @@ def _serve(here: Examples) -> Any:
     return said
 
 
+def _predict(here: Examples) -> Any:
+    rows, out = here.place.folder / "rows.npz", here.place.folder / "predictions.parquet"
+    np.savez(rows, images=np.zeros((3, 1, 8, 8)), other=np.zeros(3), inputs=np.zeros((3, 1, 8, 8)))
+    return here.place.done("predict", here("run")["run"], str(rows), "--out", str(out))
+
+
 def _up(here: Examples) -> Any:
     """Start the embedded stack in its own home, and stop it."""
     place = Outside(here.place.folder / "stack")
@@ -424,9 +432,10 @@ EXAMPLES: dict[str, Callable[[Examples], Any]] = {
     "down": lambda here: here.place.done("down"),
     "serve": _serve,
     "run": lambda here: here.place.done("run", here.write_job("whole", train=SEARCHED)),
+    "predict": _predict,
     "up": _up,
 }
-WITH_AIRFLOW = ("run", "up")
+WITH_AIRFLOW = ("run", "predict", "up")
 ARTEFACTS = (
     "job.json",
     "validation.json",
@@ -658,6 +667,8 @@ REFUSALS: dict[str, Bad] = {
     "run of another job, replayed": Bad(("run", "JOB", "--replay", "RUN"), job("other")),
     "run not finished, analyzed": Bad(("analyze", "UNFINISHED")),
     "run damaged": Bad(("show", "DAMAGED")),
+    "run not finished, predicted": Bad(("predict", "RUN", "table.csv", "--out", "out.csv")),
+    "rows not there": Bad(("predict", "RUN", "nowhere.csv", "--out", "out.csv")),
     "report over another file": Bad(("show", "RUN", "--report", "notes.txt")),
     "job's name wrong": Bad(("runs", "../..")),
     "store empty, analyzed": Bad(("analyze", "--store", "STORE")),

@@ -1,0 +1,55 @@
+"""`PredictOperator`: predict rows with the stored model of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from trainwright.operators.base import StepOperator, given
+
+
+class PredictOperator(StepOperator):
+    """Predict the rows of a file with a finished run's stored model, and write the predictions.
+
+    The model's code runs in the sandbox. Rows are read and written in chunks; the output appears
+    whole or not at all. A retry writes it again.
+
+    | input | default | meaning |
+    |---|---|---|
+    | `run` *(templated)* | required | the reference that `store` returned, or a run's URI |
+    | `rows` *(templated)* | required | .parquet, .csv or .npz: a path, file://… or s3://… |
+    | `out` *(templated)* | required | .parquet or .csv: a path, file://… or s3://… |
+    | `store_conn_id` *(templated)* | [trainwright] | as in `StepOperator` |
+
+    Columns are found by name. The target may be missing; other columns are ignored.
+
+    Returns `{"run", "model_step", "task", "input", "out", "rows", "columns", "ignored",
+    "duration_s"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | an unfinished or damaged run, rows that do not fit, bad input | fails without a retry |
+    | unreachable store, killed | retries |
+    """
+
+    step = "predict"
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "rows", "out")
+
+    def __init__(self, *, rows: str, out: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rows = rows
+        self.out = out
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Predict, and describe the output."""
+        from trainwright.tasks.errors import BadInput
+        from trainwright.tasks.inference.predict_rows import predict
+
+        if self.reference() is None:
+            raise BadInput(f"{self.task_id}: pass `run`, a finished run")
+        rows, out = given(self.rows), given(self.out)
+        if rows is None or out is None:
+            raise BadInput(f"{self.task_id}: pass `rows` and `out`, two files")
+        return predict(self.open(context).run, rows, out).model_dump(mode="json")

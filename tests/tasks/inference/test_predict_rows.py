@@ -1,0 +1,325 @@
+"""Predictions of stored models equal the training's own evaluation; wrong rows give one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import csv
+from stored_run import stored_run, with_source
+
+from trainwright.tasks.data import dataset
+from trainwright.tasks.errors import BadInput, CorruptArtefact
+from trainwright.tasks.inference import predict, predict_rows
+from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.run import Run
+
+MIXED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.codes = nn.Embedding(8, 4)
+        self.norm = nn.BatchNorm1d(2)
+        self.out = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, inputs):
+        numbers = self.norm(torch.nan_to_num(inputs["numbers"]))
+        codes = self.codes(inputs["categories"]).flatten(1)
+        return self.out(torch.cat([numbers, codes], 1))
+
+
+def build_model():
+    return Net()
+"""
+NUMBERS = """
+def build_model():
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+"""
+OWN = """
+def predict(model, rows):
+    values = torch.tensor([[a or 0.0, b or 0.0] for a, b in zip(rows["a"], rows["b"])])
+    found = [round(one, 2) for one in model(values.float())[:, 0].tolist()]
+    return {"prediction": found, "low": [one - 0.5 for one in found]}
+"""
+IMAGES = """
+def build_model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def mixed_table(rows: int = 400) -> pa.Table:
+    """Numbers, texts and a class that follows from them; some values are missing."""
+    random = np.random.default_rng(1)
+    a, b = random.normal(size=rows), random.integers(0, 5, rows)
+    colour = np.array(["red", "green", "blue"])[random.integers(0, 3, rows)]
+    shape = np.array(["round", "square"])[random.integers(0, 2, rows)]
+    label = np.where(colour == "red", "stop", np.where(a > 0, "go", "wait"))
+    return pa.table(
+        {
+            "a": pa.array(a, mask=random.random(rows) < 0.1),
+            "colour": pa.array(colour.tolist(), mask=random.random(rows) < 0.1),
+            "b": b,
+            "shape": shape.tolist(),
+            "label": label.tolist(),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("mixed")
+    pq.write_table(mixed_table(), folder / "train.parquet")
+    data = {"uri": str(folder / "train.parquet"), "missing": "keep"}
+    return stored_run(folder, MIXED, data, precision="amp")
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("numbers")
+    random = np.random.default_rng(2)
+    a, b = random.normal(size=300), random.integers(0, 9, 300)
+    pq.write_table(pa.table({"a": a, "b": b, "label": 3 * a + b / 9}), folder / "train.parquet")
+    return stored_run(folder, NUMBERS, {"uri": str(folder / "train.parquet")})
+
+
+def loaded(run: Run) -> dataset.Dataset:
+    """A run's data with its split."""
+    return dataset.load(run.job().data, run.job().train.seed)
+
+
+def held_out(run: Run) -> pa.Table:
+    """The validation rows of a run's table."""
+    return pq.read_table(run.job().data.uri).take(pa.array(loaded(run).split.validation))
+
+
+def write(folder: Path, **columns: Any) -> Path:
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def refusal(run: Run, rows: Path, out: Path) -> str:
+    """The one line that refuses a prediction, of which nothing is left."""
+    with pytest.raises(BadInput) as raised:
+        predict(run, str(rows), str(out))
+    message = str(raised.value)
+    assert "\n" not in message
+    assert not out.exists()
+    assert list(out.parent.glob(".predictions-*")) == []
+    return message
+
+
+def test_predictions_of_mixed_columns_have_the_trainings_own_accuracy(
+    mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict_rows, "CHUNK_ROWS", 33)  # several chunks, the last one smaller
+    given = held_out(mixed)
+    more = given.append_column("extra", pa.array(range(len(given))))
+    rows, out = tmp_path / "rows.parquet", tmp_path / "out.parquet"
+    pq.write_table(more.select(["extra", "shape", "b", "a", "colour"]), rows)
+    found = predict(mixed, str(rows), str(out))
+    assert (found.rows, found.ignored) == (len(given), ["extra"])
+    assert found.columns == ["prediction", "probability"]
+    predictions = pq.read_table(out)
+    wanted = given["label"].to_pylist()
+    right = np.array(predictions["prediction"].to_pylist()) == np.array(wanted)
+    result = mixed.read(Result)
+    assert right.mean() == result.metrics["accuracy"]
+    assert found.model_step == result.model_step
+    assert all(1 / 3 <= one <= 1 for one in predictions["probability"].to_pylist())
+    # a CSV file of the same rows gives the same predictions; the target may be there
+    csv.write_csv(given, tmp_path / "rows.csv")
+    predict(mixed, str(tmp_path / "rows.csv"), str(tmp_path / "out.csv"))
+    as_csv = csv.read_csv(tmp_path / "out.csv")
+    assert as_csv["prediction"].to_pylist() == predictions["prediction"].to_pylist()
+
+
+def test_values_that_training_did_not_see_are_predicted_as_missing_ones(
+    mixed: Run, tmp_path: Path
+) -> None:
+    coded = pa.array(["mauve", None], pa.dictionary(pa.int8(), pa.string()))
+    rows = write(tmp_path, a=[1.0, 1.0], b=[2, 2], colour=coded, shape=["round", "round"])
+    predict(mixed, str(rows), str(tmp_path / "out.parquet"))
+    one, other = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert one == other
+
+
+def test_predicted_numbers_have_the_trainings_own_error(numbers: Run, tmp_path: Path) -> None:
+    given = held_out(numbers)
+    pq.write_table(given, tmp_path / "rows.parquet")
+    predict(numbers, str(tmp_path / "rows.parquet"), str(tmp_path / "out.parquet"))
+    found = pq.read_table(tmp_path / "out.parquet")["prediction"].to_numpy().astype(np.float64)
+    error = np.abs(found - given["label"].to_numpy().astype(np.float32)).mean()
+    assert error == pytest.approx(numbers.read(Result).metrics["mae"], rel=1e-6)
+
+
+def test_columns_of_a_csv_file_are_read_as_the_model_takes_them(
+    numbers: Run, tmp_path: Path
+) -> None:
+    rows = "".join(f"{n % 7},{n % 3}\n" for n in range(1_200_000)) + "0.5,1.25\n"
+    (tmp_path / "rows.csv").write_text("b,a\n" + rows)  # fractions only after the first block
+    found = predict(numbers, str(tmp_path / "rows.csv"), f"file://{tmp_path}/out.parquet")
+    assert found.rows == pq.read_metadata(tmp_path / "out.parquet").num_rows == 1_200_001
+    (tmp_path / "empty.csv").write_text("a,b\n,1\n")
+    assert refusal(numbers, tmp_path / "empty.csv", tmp_path / "no.csv") == (
+        "rows: empty.csv: the column 'a' has no value in row 0 (from 0); allowed: a value, as in "
+        "the run's data"
+    )
+
+
+def test_arrays_are_predicted_as_the_training_evaluated_them(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, IMAGES, {"uri": "builtin:digits"}, label_smoothing=0.1)
+    found = loaded(run)
+    rows = found.split.validation
+    np.savez(tmp_path / "rows.npz", images=found.inputs["inputs"][rows])
+    predict(run, str(tmp_path / "rows.npz"), str(tmp_path / "out.parquet"))
+    predictions = pq.read_table(tmp_path / "out.parquet")["prediction"].to_pylist()
+    right = np.array(predictions) == found.targets[rows].astype(str)
+    assert right.mean() == run.read(Result).metrics["accuracy"]
+    for arrays, says in (
+        ({"images": np.zeros((3, 1, 4, 4))}, "shape (1, 4, 4); the run's model takes (1, 8, 8)"),
+        ({"a": rows, "b": rows}, "rows.npz has no array 'inputs'; allowed: the inputs of the run"),
+        ({"images": np.array(["x"])}, "the array 'images' holds <U1; allowed: numbers, by row"),
+    ):
+        np.savez(tmp_path / "rows.npz", **arrays)  # type: ignore[arg-type]
+        assert says in refusal(run, tmp_path / "rows.npz", tmp_path / "no.parquet")
+    says = refusal(run, write(tmp_path, a=[1.0]), tmp_path / "no.parquet")
+    assert "takes no columns of a table; allowed: .npz with the arrays inputs" in says
+
+
+def test_a_sources_own_predict_gets_raw_columns(numbers: Run, tmp_path: Path) -> None:
+    run = with_source(numbers, tmp_path, NUMBERS + OWN)
+    rows, out = write(tmp_path, b=[1, None], a=[0.5, None]), tmp_path / "out.parquet"
+    found = predict(run, str(rows), str(out))
+    assert found.columns == ["prediction", "low"]
+    predictions = pq.read_table(out)
+    for one, low in zip(*(predictions[name].to_pylist() for name in found.columns), strict=True):
+        assert one == round(one, 2)
+        assert low == one - 0.5
+    # predictions may be replaced by predictions, and by nothing else
+    predict(run, str(rows), str(out))
+    (tmp_path / "notes.csv").write_text("mine")
+    for kept in ("rows.parquet", "notes.csv"):
+        with pytest.raises(BadInput, match="exists and holds no predictions"):
+            predict(run, str(rows), str(tmp_path / kept))
+    assert (tmp_path / "notes.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"a": [1.0]}, "rows: rows.parquet has no column 'b'; the run's model takes a, b"),
+        (
+            {"a": ["x"], "b": [1]},
+            "rows: rows.parquet: the column 'a' holds string; the run's model takes numbers",
+        ),
+        ({"a": [1.0, float("nan")], "b": [1, 2]}, "the column 'a' has no value in row 1 (from 0)"),
+        ({"a": [1.0, 1e300], "b": [1, 2]}, "the column 'a' has an infinite number in row 1"),
+        ({"a": [1.0], "b": pa.array([None], pa.int64())}, "'b' has no value in row 0"),
+        ({"a": [], "b": []}, "rows: rows.parquet has no rows"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_with_one_line(
+    numbers: Run, tmp_path: Path, columns: dict[str, Any], says: str
+) -> None:
+    assert says in refusal(numbers, write(tmp_path, **columns), tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("rows.txt", "rows: got "),
+        ("nothing.csv", "there is no such file"),
+        ("bad.parquet", "rows: bad.parquet can't be read: "),
+        ("bad.csv", "rows: bad.csv can't be read: "),
+        ("twice.csv", "rows: twice.csv: the column 'a' occurs twice"),
+        ("empty.csv", "rows: empty.csv can't be read: "),
+        ("bad.npz", "rows: got bad.npz, but the run's model takes the columns of a table"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused_with_one_line(
+    numbers: Run, tmp_path: Path, name: str, says: str
+) -> None:
+    contents = {"bad.parquet": "PAR1", "bad.csv": "a,b\n1,2\n3\n", "twice.csv": "a,a,b\n1,2,3\n"}
+    if name != "nothing.csv":
+        (tmp_path / name).write_text(contents.get(name, ""))
+    assert says in refusal(numbers, tmp_path / name, tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("nowhere/out.csv", "there is no folder "),
+        ("out.txt", "allowed: a file that ends in .parquet or .csv"),
+        ("ftp://a/out.csv", "allowed: a path, file://… or s3://…"),
+        ("folder.csv", "is not a regular file"),
+        ("s3://out.csv", "allowed: s3://bucket/key"),
+    ],
+)
+def test_outputs_that_can_not_be_written_are_refused_with_one_line(
+    numbers: Run, tmp_path: Path, out: str, says: str
+) -> None:
+    rows = write(tmp_path, a=[1.0], b=[1])
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(BadInput) as raised:
+        predict(numbers, str(rows), out if "://" in out else str(tmp_path / out))
+    assert str(raised.value).startswith("--out: ")
+    assert says in str(raised.value)
+
+
+def test_a_run_that_is_not_finished_or_damaged_is_refused(numbers: Run, tmp_path: Path) -> None:
+    run = with_source(numbers, tmp_path, NUMBERS)
+    rows, out = write(tmp_path, a=[1.0], b=[1]), tmp_path / "out.csv"
+    for key in ("model/model.safetensors", "model/source/net.py", "validation.json"):
+        content = run.objects.get(key)
+        run.objects.delete(key)
+        with pytest.raises(CorruptArtefact, match=f"{key}: missing"):
+            predict(run, str(rows), str(out))
+        run.objects.put(key, content + b"#")
+        with pytest.raises(CorruptArtefact, match=f"{key}: changed since it was written"):
+            predict(run, str(rows), str(out))
+        run.objects.put(key, content)
+    run.objects.delete("manifest.json")
+    assert "is not finished: it has no manifest.json" in refusal(run, rows, out)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import no_such_package\n" + NUMBERS, "No module named 'no_such_package'"),
+        (NUMBERS.replace("Linear(2, 8)", "Linear(2, 8, bias=False)"), "weights do not fit: "),
+        (
+            NUMBERS + "def predict(model, rows): return {'prediction': rows['c']}\n",
+            "model: predict raised KeyError: 'c'",
+        ),
+        (
+            NUMBERS + "def predict(model, rows): return {'prediction': [1.0]}\n",
+            "model: predict returned 1 values of 'prediction' for 2 rows",
+        ),
+        (NUMBERS + "def predict(model, rows): return [1.0, 2.0]\n", "model: predict returned "),
+        (
+            NUMBERS + "def predict(model, rows): return {'prediction': ['a', 1.0]}\n",
+            "not all texts, numbers or lists of numbers",
+        ),
+    ],
+)
+def test_a_model_that_can_not_predict_gives_one_line(
+    numbers: Run, tmp_path: Path, code: str, says: str
+) -> None:
+    run = with_source(numbers, tmp_path, code)
+    assert says in refusal(run, write(tmp_path, a=[1.0, 2.0], b=[1, 2]), tmp_path / "out.csv")
+
+
+def test_lists_become_columns_of_a_csv_file(numbers: Run, tmp_path: Path) -> None:
+    code = (
+        "def predict(model, rows): return {'prediction': [[a, b] for a, b in zip(*rows.values())]}"
+    )
+    run = with_source(numbers, tmp_path, NUMBERS + code)
+    rows = write(tmp_path, a=[1.0, 2.0], b=[3, 4])
+    predict(run, str(rows), str(tmp_path / "out.csv"))
+    found = csv.read_csv(tmp_path / "out.csv").to_pydict()
+    assert found == {"prediction_1": [1.0, 2.0], "prediction_2": [3.0, 4.0]}
