@@ -6,8 +6,9 @@ gets input arrays, and its outputs become class names with their probability, or
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,10 @@ def answer(request: dict[str, Any]) -> bytes:
             parts = _from_arrays(model, request)
         return _stream(list(parts), request)
     except TrainwrightError as error:
-        return json.dumps({"error": error.document()}).encode()
+        found = error
     except MemoryError:
-        error = BadInput("model: predicting ended in a MemoryError")
-        return json.dumps({"error": error.document()}).encode()
+        found = BadInput("model: predicting ended in a MemoryError")
+    return json.dumps({"error": found.document()}).encode()
 
 
 def _model(definition: ModelDefinition, request: dict[str, Any]) -> torch.nn.Module:
@@ -72,8 +73,8 @@ def _raw(
         table = pa.ipc.open_file(file).read_all()
         for at in range(0, len(table), BATCH_ROWS):
             rows = table.slice(at, BATCH_ROWS)
-            with torch.no_grad():
-                found = _users(lambda given=rows: predict(model, given.to_pydict()), "predict")
+            with torch.no_grad(), _users_code("predict"):
+                found = predict(model, rows.to_pydict())
             yield _checked(found, len(rows))
 
 
@@ -90,8 +91,8 @@ def _from_arrays(model: torch.nn.Module, request: dict[str, Any]) -> Iterator[Co
             for name, array in arrays.items()
         }
         inputs = next(iter(batch.values())) if len(batch) == 1 else batch
-        with torch.no_grad(), autocast(request["precision"]):
-            outputs = _users(lambda given=inputs: for_loss(model(given)), "its forward pass")
+        with torch.no_grad(), autocast(request["precision"]), _users_code("its forward pass"):
+            outputs = for_loss(model(inputs))
         yield _predictions(outputs, min(size, total - at), request, wide(dtype))
 
 
@@ -127,9 +128,10 @@ def _refuse(outputs: Any, request: dict[str, Any]) -> None:
     )
 
 
-def _users(work: Callable[[], Any], doing: str) -> Any:
+@contextlib.contextmanager
+def _users_code(doing: str) -> Iterator[None]:
     try:
-        return work()
+        yield
     except (TrainwrightError, MemoryError):
         raise
     except Exception as error:
