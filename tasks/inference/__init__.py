@@ -1,7 +1,8 @@
 """Predicts with the stored model of a finished run.
 
-Start with `predict_rows`. `row_source` reads rows, `model_input` checks them and makes the model's
-arrays, `model_process` runs the model in the sandbox, `prediction_file` writes the result.
+Start with `predict_rows`. `stored_model` verifies and unpacks the model, `row_source` reads rows,
+`model_input` checks them and makes the model's arrays, `model_process` runs the model in the
+sandbox, `prediction_file` writes the result.
 """
 
 from __future__ import annotations

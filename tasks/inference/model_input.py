@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _LISTED = 20
 
 
-def require_columns(schema: DataSchema, given: Any, where: str) -> list[str]:
-    """The columns of an Arrow schema that the model does not get, apart from the target.
+def require_columns(columns: list[Column], given: Any, where: str) -> list[str]:
+    """The names in an Arrow schema that are not among the columns that a model takes.
 
     Raises BadInput if one of the model's is missing or has a type that the model does not take.
     """
-    for column in schema.columns:
+    wanted = [one.name for one in columns]
+    for column in columns:
         if column.name not in given.names:
-            wanted = [one.name for one in schema.columns]
             more = f", … ({len(wanted)} in all)" if len(wanted) > _LISTED else ""
             raise BadInput(
                 f"rows: {where} has no column {column.name!r}; the run's model takes "
@@ -38,8 +38,7 @@ def require_columns(schema: DataSchema, given: Any, where: str) -> list[str]:
                 f"rows: {where}: the column {column.name!r} holds {kind}; "
                 f"the run's model takes {takes}"
             )
-    known = {schema.target, *(one.name for one in schema.columns)}
-    return [name for name in given.names if name not in known]
+    return [name for name in given.names if name not in wanted]
 
 
 def _fits(column: Column, kind: Any) -> bool:

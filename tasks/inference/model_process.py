@@ -71,11 +71,12 @@ def _raw(
     assert predict is not None
     with pa.memory_map(request["rows"]) as file:
         table = pa.ipc.open_file(file).read_all()
-        for at in range(0, len(table), BATCH_ROWS):
-            rows = table.slice(at, BATCH_ROWS)
+        size = len(table) if request["at_once"] else BATCH_ROWS
+        for at in range(0, len(table), size):
+            rows = table.slice(at, size)
             with torch.no_grad(), _users_code("predict"):
                 found = predict(model, rows.to_pydict())
-            yield _checked(found, len(rows))
+            yield _checked(found, None if request["at_once"] else len(rows))
 
 
 def _from_arrays(model: torch.nn.Module, request: dict[str, Any]) -> Iterator[Columns]:
@@ -138,8 +139,8 @@ def _users_code(doing: str) -> Iterator[None]:
         raise BadInput(f"model: {doing} raised {described(error)}") from error
 
 
-def _checked(found: Any, rows: int) -> Columns:
-    """What `predict` returned, as lists of the rows' number."""
+def _checked(found: Any, rows: int | None) -> Columns:
+    """What `predict` returned, as lists of one length, `rows` if it is given."""
     if not isinstance(found, dict) or "prediction" not in found:
         kind = f"the keys {sorted(map(str, found))}" if isinstance(found, dict) else type(found)
         raise BadInput(f"model: predict returned {kind}; allowed: lists by name, one `prediction`")
@@ -147,10 +148,11 @@ def _checked(found: Any, rows: int) -> Columns:
         str(name): list(values.tolist() if hasattr(values, "tolist") else values)
         for name, values in found.items()
     }
+    wanted = len(columns["prediction"]) if rows is None else rows
     for name, values in columns.items():
-        if len(values) != rows:
+        if len(values) != wanted:
             raise BadInput(
-                f"model: predict returned {len(values)} values of {name!r} for {rows} rows"
+                f"model: predict returned {len(values)} values of {name!r} for {wanted} rows"
             )
     return columns
 

@@ -42,7 +42,7 @@ class PredictionFile:
         self._remote = split.scheme == "s3"
         if not self._remote and split.scheme not in ("", "file"):
             raise BadInput(f"--out: got {uri}; allowed: a path, file://… or s3://…")
-        self._path = Path(unquote(split.path) if split.scheme else uri)
+        self._path = Path(unquote(split.path) if split.scheme == "file" else uri)
         if self._path.suffix.lower() not in SUFFIXES:
             raise BadInput(
                 f"--out: got {uri}; allowed: a file that ends in {' or '.join(SUFFIXES)}"

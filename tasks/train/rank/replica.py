@@ -25,6 +25,7 @@ from trainwright.tasks.train.request import TrainRequest
 
 NAIVE_ROWS = 1 << 16
 """The most rows from which the scale of MASE is made."""
+_READ_ROWS = 1024
 
 
 class Replica:
@@ -175,11 +176,13 @@ class Replica:
         if schema.task != "forecasting" or len(schema.inputs.get("history", ())) != 1:
             return None
         if self._naive is None:
-            inputs, targets = self.loader.rows(
-                self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
-            )
-            following = targets.reshape(len(targets), -1)[:, 0]
-            self._naive = naive_error(inputs["history"][:, -1], following)
+            spaced = self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
+            last, following = [], []
+            for at in range(0, len(spaced), _READ_ROWS):
+                inputs, targets = self.loader.rows(spaced[at : at + _READ_ROWS])
+                last.append(inputs["history"][:, -1].clone())
+                following.append(targets.reshape(len(targets), -1)[:, 0].clone())
+            self._naive = naive_error(torch.cat(last), torch.cat(following))
         return self._naive
 
     def _correct(self, outputs: Any, targets: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ from stored_run import stored_run, with_source
 
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.inference import predict, predict_rows
+from trainwright.tasks.inference import predict, row_source, stored_model
 from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.run import Run
 
@@ -116,7 +116,7 @@ def refusal(run: Run, rows: Path, out: Path) -> str:
 def test_predictions_of_mixed_columns_have_the_trainings_own_accuracy(
     mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predict_rows, "CHUNK_ROWS", 33)  # several chunks, the last one smaller
+    monkeypatch.setattr(stored_model, "CHUNK_ROWS", 33)  # several chunks, the last one smaller
     given = held_out(mixed)
     more = given.append_column("extra", pa.array(range(len(given))))
     rows, out = tmp_path / "rows.parquet", tmp_path / "out.parquet"
@@ -158,12 +158,13 @@ def test_predicted_numbers_have_the_trainings_own_error(numbers: Run, tmp_path: 
 
 
 def test_columns_of_a_csv_file_are_read_as_the_model_takes_them(
-    numbers: Run, tmp_path: Path
+    numbers: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = "".join(f"{n % 7},{n % 3}\n" for n in range(1_200_000)) + "0.5,1.25\n"
+    monkeypatch.setattr(row_source, "_CSV_BLOCK_BYTES", 1000)
+    rows = "".join(f"{n % 7},{n % 3}\n" for n in range(2000)) + "0.5,1.25\n"
     (tmp_path / "rows.csv").write_text("b,a\n" + rows)  # fractions only after the first block
     found = predict(numbers, str(tmp_path / "rows.csv"), f"file://{tmp_path}/out.parquet")
-    assert found.rows == pq.read_metadata(tmp_path / "out.parquet").num_rows == 1_200_001
+    assert found.rows == pq.read_metadata(tmp_path / "out.parquet").num_rows == 2001
     (tmp_path / "empty.csv").write_text("a,b\n,1\n")
     assert refusal(numbers, tmp_path / "empty.csv", tmp_path / "no.csv") == (
         "rows: empty.csv: the column 'a' has no value in row 0 (from 0); allowed: a value, as in "
@@ -238,7 +239,7 @@ def test_rows_that_do_not_fit_are_refused_with_one_line(
         ("bad.csv", "rows: bad.csv can't be read: "),
         ("twice.csv", "rows: twice.csv: the column 'a' occurs twice"),
         ("empty.csv", "rows: empty.csv can't be read: "),
-        ("bad.npz", "rows: got bad.npz, but the run's model takes the columns of a table"),
+        ("bad.npz", "rows: bad.npz can't be read: "),
     ],
 )
 def test_files_that_are_no_tables_are_refused_with_one_line(

@@ -1,0 +1,204 @@
+"""The stored model of a finished run: verified, unpacked, and run in the sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainwright.infra.sandbox import names_memory
+from trainwright.infra.sandbox.client import SandboxServer, scrubbed_environment
+from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
+from trainwright.tasks.inference.model_input import ModelInput, require_columns
+from trainwright.tasks.inference.row_source import ArrayRows, TableRows
+from trainwright.tasks.runs.artefacts import (
+    Artefact,
+    Column,
+    DataSchema,
+    Manifest,
+    Validation,
+    Vocabulary,
+)
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.storage.objects import get_verified
+from trainwright.tasks.store import model_weights, unpack_model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHUNK_ROWS = 65_536
+_CHUNK_CELLS = 4_000_000
+_CHUNK_BYTES = 64 * 2**20
+PROCESS = "trainwright.tasks.inference.model_process:answer"
+_Kind = TypeVar("_Kind", bound=Artefact)
+
+
+def _sealed(run: Run, manifest: Manifest, kind: type[_Kind]) -> _Kind | None:
+    """A verified artefact of a sealed run; None if it has none."""
+    if kind.FILE not in manifest.files:
+        return None
+    data = get_verified(run.objects, kind.FILE, manifest.files[kind.FILE].sha256)
+    return kind.model_validate_json(data, extra="ignore")
+
+
+class StoredModel:
+    """The verified model of a finished run, unpacked into a folder that the sandbox may read."""
+
+    def __init__(
+        self,
+        run: Run,
+        signature: dict[str, Any],
+        schema: DataSchema,
+        vocabularies: dict[str, list[str]],
+        folder: Path,
+    ) -> None:
+        self._vocabularies, self._missing = vocabularies, run.job().data.missing == "keep"
+        self.schema, self.step = schema, int(signature["checkpoint_step"])
+        self._folder, self._entry = folder, signature["entry"]
+        self._limits = run.settings.predict_limits()
+        self._request = {
+            "source": str(folder / "source"),
+            "entry": signature["entry"],
+            "config": signature["config"],
+            "precision": signature["precision"],
+            "weights": str(folder / "model.safetensors"),
+            "task": schema.task,
+            "classes": schema.classes,
+        }
+
+    @classmethod
+    def open(cls, run: Run, folder: Path) -> StoredModel:
+        """Verify and unpack the model. Raises BadInput if the run is not finished."""
+        manifest = run.find(Manifest)
+        if manifest is None:
+            raise BadInput(
+                f"run: {run.uri} is not finished: it has no {Manifest.FILE}; allowed: a run whose "
+                "step `store` is done"
+            )
+        signature = unpack_model(run, manifest.files, folder / "source")
+        (folder / "model.safetensors").write_bytes(model_weights(run, signature))
+        validation = _sealed(run, manifest, Validation)
+        assert validation is not None  # a model is trained on validated data
+        assert validation.data is not None
+        vocabulary = _sealed(run, manifest, Vocabulary)
+        names = vocabulary.names if vocabulary is not None else {}
+        return cls(run, signature, validation.data, names, folder)
+
+    def of_table(self, path: Path) -> tuple[list[str], Iterator[Any]]:
+        """The ignored columns of a table, and its predictions chunk by chunk."""
+        schema = self.schema
+        if not schema.columns or any(one.kind == "image" for one in schema.columns):
+            raise BadInput(
+                f"rows: got {path.name}, but the run's model takes no columns of a table; allowed: "
+                f"{self._array_file}"
+            )
+        texts = [one.name for one in schema.columns if one.kind in ("category", "text", "series")]
+        table = TableRows.open(path, texts)
+        wanted = schema.columns
+        if self._of_series:  # past values of the target are inputs too
+            wanted = [*wanted, Column(name=schema.target, kind="number")]
+        ignored = require_columns(wanted, table.schema, path.name)
+        columns = [one.name for one in wanted]
+        size = max(1, _CHUNK_CELLS // len(columns))
+        size = size if self._of_series else min(CHUNK_ROWS, size)
+        ignored = [name for name in ignored if name != schema.target]
+        return ignored, self._predicted_table(table.batches(columns, size), path.name)
+
+    @property
+    def _of_series(self) -> bool:
+        """Whether the rows are times of series, which can't be predicted one by one."""
+        return any(one.kind == "time" for one in self.schema.columns)
+
+    @property
+    def _array_file(self) -> str:
+        return f".npz with the arrays {', '.join(self.schema.inputs)}"
+
+    def _predicted_table(self, batches: Iterator[Any], where: str) -> Iterator[Any]:
+        with self._server() as server:
+            if json.loads(self._ask(server, "form"))["raw"]:
+                for number, batch in enumerate(batches):
+                    if number and self._of_series:
+                        raise BadInput(
+                            f"rows: {where} has more than {_CHUNK_CELLS:,} values; series are "
+                            "predicted at once; allowed: fewer series, or the last rows of each"
+                        )
+                    yield self._from_rows(server, batch)
+                return
+            encode = self._encoder(where)
+            for batch in batches:
+                yield self._from_arrays(server, encode.arrays(batch))
+
+    def _encoder(self, where: str) -> ModelInput:
+        """Raises BadInput if only the source's own `predict` can take such columns."""
+        kinds = sorted({one.kind for one in self.schema.columns} - {"number", "category"})
+        if kinds:
+            raise BadInput(
+                f"rows: {where}: the run's model takes columns of the kind {', '.join(kinds)}; "
+                f"allowed: a model source that defines predict(model, rows), or {self._array_file}"
+            )
+        return ModelInput(self.schema, self._vocabularies, self._missing, where)
+
+    def _from_rows(self, server: SandboxServer, batch: Any) -> Any:
+        import pyarrow as pa
+
+        rows = self._folder / "rows.arrow"
+        with pa.ipc.new_file(str(rows), batch.schema) as writer:
+            writer.write_batch(batch)
+        return self._predictions(server, "raw", rows=str(rows), at_once=self._of_series)
+
+    def of_arrays(self, path: Path) -> tuple[list[str], Iterator[Any]]:
+        """The ignored arrays of an .npz file, and its predictions chunk by chunk."""
+        found = ArrayRows.open(path, self.schema)
+        row_bytes = sum(array[:1].nbytes for array in found.arrays.values())
+        size = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // max(1, row_bytes)))
+
+        def chunks() -> Iterator[Any]:
+            with self._server() as server:
+                for arrays in found.batches(size):
+                    yield self._from_arrays(server, arrays)
+
+        return found.others, chunks()
+
+    def _from_arrays(self, server: SandboxServer, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+        import numpy as np
+
+        paths = {}
+        for number, (name, array) in enumerate(arrays.items()):
+            paths[name] = str(self._folder / f"input-{number}.npy")
+            np.save(paths[name], array)
+        return self._predictions(server, "arrays", arrays=paths)
+
+    def _predictions(self, server: SandboxServer, asks: str, **rows: Any) -> Any:
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(self._ask(server, asks, **rows)).read_all()
+
+    def _server(self) -> SandboxServer:
+        server = SandboxServer(PROCESS, environment=scrubbed_environment())
+        try:
+            server.wait_ready()
+        except OSError as error:
+            server.close()
+            raise TrainwrightError(f"predict: {error}") from error
+        return server
+
+    def _ask(self, server: SandboxServer, asks: str, **more: Any) -> bytes:
+        """The sandbox's answer. Raises the model's error, or BadInput if a limit ended it."""
+        try:
+            outcome = server.ask(
+                self._request | {"asks": asks} | more, self._limits, [self._folder]
+            )
+        except OSError as error:
+            raise TrainwrightError(f"predict: {error}") from error
+        if not outcome.answer:
+            memory = names_memory(outcome.last_line) or outcome.stopped_by == "memory"
+            raised = {"time": "TIMEOUT_S"}.get(outcome.stopped_by or "", "")
+            setting = "MEMORY_GIB" if memory else raised
+            way_out = f"; TRAINWRIGHT_PREDICT_{setting} raises the limit" if setting else ""
+            raise BadInput(
+                f"model: predicting with {self._entry} {outcome.failure(self._limits)}{way_out}"
+            )
+        if outcome.answer.startswith(b'{"error"'):
+            raise from_document(json.loads(outcome.answer)["error"])
+        return outcome.answer
