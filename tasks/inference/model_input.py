@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainwright.tasks.data.column_scan import is_number, is_text
 from trainwright.tasks.data.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.inference.arrow_arrays import text_array
 from trainwright.tasks.runs.artefacts import Column, DataSchema
 
 if TYPE_CHECKING:
@@ -63,10 +64,8 @@ class ModelInput:
 
         `missing`: whether the model takes rows without a value; `where`: the file, for messages.
         """
-        import pyarrow as pa
-
         known = {
-            one.name: pa.array(vocabularies[one.name], pa.large_string())
+            one.name: text_array(vocabularies[one.name])
             for one in schema.columns
             if one.kind == "category"
         }

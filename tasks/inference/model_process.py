@@ -21,6 +21,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss, wide
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ModelDefinition, described
+from trainwright.tasks.inference.arrow_arrays import list_array, number_array, text_array
 
 BATCH_ROWS = 1024
 """The most rows of one pass through the model."""
@@ -163,14 +164,13 @@ def _stream(parts: list[Columns], request: dict[str, Any]) -> bytes:
     if any(list(part) != names for part in parts):
         raise BadInput("model: predict returned different names for different rows")
     exact = request["asks"] == "raw" or request["precision"] == "fp64"
-    number = pa.float64() if exact else pa.float32()
+    dtype = "float64" if exact else "float32"
     columns = {}
     for name in names:
         values = [value for part in parts for value in part[name]]
         if name == "prediction" and request["classes"] is not None:
-            columns[name] = pa.array([None if one is None else str(one) for one in values])
-        else:
-            columns[name] = _array(values, number, name)
+            values = [None if one is None else str(one) for one in values]
+        columns[name] = _array(values, dtype, name)
     table = pa.table(columns)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -178,19 +178,15 @@ def _stream(parts: list[Columns], request: dict[str, Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _array(values: list[Any], number: Any, name: str) -> Any:
+def _array(values: list[Any], dtype: str, name: str) -> Any:
     first = next((one for one in values if one is not None), None)
-    kind = (
-        pa.list_(number)
-        if isinstance(first, list | tuple)
-        else pa.string()
-        if isinstance(first, str)
-        else number
-    )
     try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+        if isinstance(first, str):
+            return text_array(values)
+        lists = isinstance(first, list | tuple)
+        return list_array(values, dtype) if lists else number_array(values, dtype)
+    except (AttributeError, TypeError, ValueError) as error:
         raise BadInput(
             f"model: predict returned values of {name!r} that are not all texts, numbers or lists "
-            f"of numbers: {' '.join(str(error).split())[:200]}"
+            "of numbers"
         ) from error

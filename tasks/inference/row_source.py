@@ -141,7 +141,7 @@ def _is_parquet(path: Path) -> bool:
 def _parquet(path: Path) -> Any:
     from pyarrow import parquet
 
-    return parquet.ParquetFile(path)
+    return parquet.ParquetFile(path, pre_buffer=False)  # else it keeps what it has read
 
 
 def _blocks() -> Any:
