@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import doors
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,11 +13,13 @@ import pytest
 from pyarrow import csv
 from stored_run import stored_run, with_source
 
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.inference import predict, row_source, stored_model
 from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.storage.connect import open_store
 
 MIXED = """
 class Net(nn.Module):
@@ -313,6 +316,21 @@ def test_a_model_that_can_not_predict_gives_one_line(
 ) -> None:
     run = with_source(numbers, tmp_path, code)
     assert says in refusal(run, write(tmp_path, a=[1.0, 2.0], b=[1, 2]), tmp_path / "out.csv")
+
+
+def test_rows_and_predictions_may_be_in_s3(
+    numbers: Run, s3: S3Access, home: Path, tmp_path: Path
+) -> None:
+    run = doors.run_at(numbers.uri)
+    store = open_store("s3://predict-rows/batch", run.settings)
+    store.put_file("rows.parquet", write(tmp_path, a=[1.0, 2.0], b=[3, 4]))
+    predict(run, f"{store.uri}/rows.parquet", f"{store.uri}/out.parquet")
+    store.get_file("out.parquet", tmp_path / "out.parquet")
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 2
+    store.put_file("rows.parquet", write(tmp_path, a=[1.0]))
+    with pytest.raises(BadInput, match="has no column 'b'"):
+        predict(run, f"{store.uri}/rows.parquet", f"{store.uri}/no.parquet")
+    assert {one.key for one in store.list()} == {"rows.parquet", "out.parquet"}
 
 
 def test_lists_become_columns_of_a_csv_file(numbers: Run, tmp_path: Path) -> None:
