@@ -31,10 +31,10 @@ CHUNK_ROWS = 65_536
 _CHUNK_CELLS = 4_000_000
 _CHUNK_BYTES = 64 * 2**20
 PROCESS = "trainwright.tasks.inference.model_process:answer"
-_Kind = TypeVar("_Kind", bound=Artefact)
+_Sealed = TypeVar("_Sealed", bound=Artefact)
 
 
-def _sealed(run: Run, manifest: Manifest, kind: type[_Kind]) -> _Kind | None:
+def _sealed(run: Run, manifest: Manifest, kind: type[_Sealed]) -> _Sealed | None:
     """A verified artefact of a sealed run; None if it has none."""
     if kind.FILE not in manifest.files:
         return None
