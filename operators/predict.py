@@ -21,7 +21,7 @@ class PredictOperator(StepOperator):
     | `run` *(templated)* | required | the reference that `store` returned, or a run's URI |
     | `rows` *(templated)* | required | .parquet, .csv or .npz: a path, file://… or s3://… |
     | `out` *(templated)* | required | .parquet or .csv: a path, file://… or s3://… |
-    | `store_conn_id` *(templated)* | [trainwright] | as in `StepOperator` |
+    | those of `StepOperator` | | |
 
     Columns are found by name. The target may be missing; other columns are ignored.
 
@@ -37,7 +37,7 @@ class PredictOperator(StepOperator):
     step = "predict"
     template_fields: Sequence[str] = (*StepOperator.template_fields, "rows", "out")
 
-    def __init__(self, *, rows: str, out: str, **kwargs: Any) -> None:
+    def __init__(self, *, rows: str | None = None, out: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rows = rows
         self.out = out

@@ -77,7 +77,7 @@ class ArrayRows:
         """The arrays of a run's inputs. Raises BadInput if they don't fit its schema."""
         import numpy as np
 
-        from trainwright.tasks.data.dataset import as_input
+        from trainwright.tasks.data.stored_rows import as_input
 
         with _readable(path), np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
