@@ -107,15 +107,16 @@ def write_source(folder: Path, text: str) -> Path:
     return path
 
 
-def texts_literal(name: str, values: Sequence[str]) -> str:
-    """The assignment of a list of any texts to a name: of one line, wrapped, or one long line.
+def texts_literal(name: str, values: Sequence[str], most_lines: int = _WRAPPED_LINES) -> str:
+    """The assignment of a list of any texts to a name: one line, `most_lines`, or one long line.
 
     Texts with quotes, backslashes or unusual characters are written as JSON with escapes.
     """
     line = f"{name}: list[str] = [" + ", ".join(f'"{value}"' for value in values) + "]"
     if all(map(_is_plain, values)) and _columns(line) <= WIDTH:
         return line
-    return _json_literal(f"{name}: list[str]", [_json_text(value) for value in values], "r'", "'")
+    texts = [_json_text(value) for value in values]
+    return _json_literal(f"{name}: list[str]", texts, "r'", "'", most_lines)
 
 
 def numbers_literal(name: str, values: Sequence[int]) -> str:
@@ -126,7 +127,9 @@ def numbers_literal(name: str, values: Sequence[int]) -> str:
     return _json_literal(f"{name}: list[int]", list(map(str, values)), '"', '"')
 
 
-def _json_literal(start: str, texts: Sequence[str], opened: str, closed: str) -> str:
+def _json_literal(
+    start: str, texts: Sequence[str], opened: str, closed: str, most_lines: int = _WRAPPED_LINES
+) -> str:
     line = f"{start} = json.loads({opened}[{', '.join(texts)}]{closed})"
     if _columns(line) <= WIDTH:
         return line
@@ -134,7 +137,7 @@ def _json_literal(start: str, texts: Sequence[str], opened: str, closed: str) ->
     pieces[0] = f"[{pieces[0]}"
     most = WIDTH - len(f"    {opened}{closed}")
     lines = list(_filled(pieces, most))
-    if len(lines) <= _WRAPPED_LINES and all(_columns(one) <= most for one in lines):
+    if len(lines) <= most_lines and all(_columns(one) <= most for one in lines):
         inner = "\n".join(f"    {opened}{one}{closed}" for one in lines)
     else:
         inner = f"    {opened}{''.join(pieces)}{closed}  # noqa: E501"

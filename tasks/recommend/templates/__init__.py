@@ -1,15 +1,31 @@
 """Families of models, each a pure function from a data schema to source code.
 
 `template` says what a template is, `table_parts` has what all of them for tables share; every other
-module is one family.
+module here is one family of models for tables. `texts_images` and `forecasts` have the others.
 """
 
 from __future__ import annotations
 
+from trainwright.tasks.recommend.templates.forecasts.dlinear import DLINEAR
+from trainwright.tasks.recommend.templates.forecasts.nhits import NHITS
 from trainwright.tasks.recommend.templates.linear_table import LINEAR
 from trainwright.tasks.recommend.templates.template import Template
+from trainwright.tasks.recommend.templates.texts_images.depthwise_network import DEPTHWISE_NETWORK
+from trainwright.tasks.recommend.templates.texts_images.ngram_bag import NGRAM_BAG
+from trainwright.tasks.recommend.templates.texts_images.residual_network import RESIDUAL_NETWORK
+from trainwright.tasks.recommend.templates.texts_images.text_convolution import TEXT_CONVOLUTION
+
+_ALL = (
+    LINEAR,
+    NGRAM_BAG,
+    TEXT_CONVOLUTION,
+    DEPTHWISE_NETWORK,
+    RESIDUAL_NETWORK,
+    DLINEAR,
+    NHITS,
+)
 
 
 def templates() -> dict[str, Template]:
-    """All templates by name, the simplest first."""
-    return {template.name: template for template in (LINEAR,)}
+    """All templates by name, the simplest of a task first."""
+    return {template.name: template for template in _ALL}

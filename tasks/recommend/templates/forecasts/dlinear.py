@@ -1,0 +1,69 @@
+"""DLinear: a linear map of the history's trend, and one of the rest (A. Zeng et al., 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.forecasts.forecast_parts import Network, forecast_source
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
+from trainwright.tasks.runs.artefacts import DataSchema
+
+_NETWORK = Network(
+    arguments=", average: int",
+    layers="""
+        self.average = min(average, (HISTORY - 1) // 2 * 2 + 1)
+        self.trend = nn.Linear(HISTORY, HORIZON * len(QUANTILES))
+        self.rest = nn.Linear(HISTORY, HORIZON * len(QUANTILES))
+""",
+    methods='''
+    def forecast(self, history: Tensor) -> Tensor:
+        """A linear map of the history's moving average, and one of the rest."""
+        side = self.average // 2
+        padded = functional.pad(history.unsqueeze(1), (side, side), mode="replicate")
+        trend = functional.avg_pool1d(padded, self.average, 1).squeeze(1)
+        found: Tensor = self.trend(trend) + self.rest(history - trend)
+        return found.reshape(-1, HORIZON, len(QUANTILES))
+
+    def start(self, history: Tensor, targets: Tensor) -> None:
+        """Both maps start as one, by ridge regression."""
+        gram = history.T @ history + len(history) / 1000 * torch.eye(HISTORY).to(history)
+        found = torch.linalg.solve(gram, history.T @ targets).T
+        for part in (self.trend, self.rest):
+            part.weight.copy_(found.repeat_interleave(len(QUANTILES), 0))
+            part.bias.zero_()
+''',
+    build='''
+def build_model(hidden: int = $hidden, average: int = $average) -> Model:
+    """A model with `hidden` units for effects, and a moving average over `average` steps."""
+    return Model(hidden, average)
+''',
+)
+
+
+def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
+    values = {name: str(config[name]) for name in ("hidden", "average")}
+    return forecast_source(schema, "DLinear", _NETWORK, header, config, values)
+
+
+def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "train.optimizer": {"name": "adam"},
+        "train.learning_rate": 0.003,
+        "train.schedule": "cosine",
+        "train.global_batch_size": 256,
+        "train.epochs": 6,
+    }
+
+
+DLINEAR = Template(
+    name="dlinear",
+    tasks=("forecasting",),
+    sizes={
+        "small": {"hidden": 16, "average": 25, "quantiles": False},
+        "medium": {"hidden": 32, "average": 25, "quantiles": False},
+        "large": {"hidden": 64, "average": 25, "quantiles": False},
+    },
+    source=_source,
+    recipe=_recipe,
+)

@@ -1,0 +1,335 @@
+"""What the sources of all models for time series share.
+
+Each window's history is standardised by its own mean and deviation, which the forecast gets back
+(reversible normalisation, T. Kim et al. 2022). Effects of the calendar and of known columns are
+learnt by step; a model forecasts what is left of the history without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.recommend.source_code import (
+    Header,
+    finished,
+    shown,
+    text_literal,
+    texts_literal,
+)
+from trainwright.tasks.recommend.templates.template import ModelConfig
+from trainwright.tasks.runs.artefacts import DataSchema
+
+_CALENDAR = 4
+"""Columns of the calendar, which are the first covariates."""
+_QUANTILES = "0.1, 0.5, 0.9"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a table of time series, as a model gets them."""
+
+    history: int
+    horizon: int
+    time: str
+    known: list[str]
+    """columns whose values are known for the horizon, in the order of the covariates"""
+    series: str | None
+    codes: int
+    """numbers of series, with 0 for unknown ones"""
+
+    @classmethod
+    def of(cls, schema: DataSchema) -> Windows:
+        """A schema's windows. Raises BadInput if it has none."""
+        history = schema.inputs.get("history", (0,))[0]
+        steps, columns = schema.inputs.get("covariates", (0, 0))
+        times = [column.name for column in schema.columns if column.kind == "time"]
+        known = [column.name for column in schema.columns if column.kind == "number"]
+        series = [column for column in schema.columns if column.kind == "series"]
+        if (
+            schema.task != "forecasting"
+            or not 1 < history < steps
+            or len(times) != 1
+            or columns != _CALENDAR + len(known)
+        ):
+            found = ", ".join(f"{name} {list(one)}" for name, one in schema.inputs.items())
+            raise BadInput(
+                f"data: got {schema.task} with {found or 'no inputs'}; allowed for a model for "
+                "forecasting: that task, with windows of a table that has a time column (data.time)"
+            )
+        return cls(
+            history,
+            steps - history,
+            times[0],
+            known,
+            series[0].name if series else None,
+            max(1, series[0].vocabulary) if series else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """Code of a family of models, in the form of `source_code.finished`."""
+
+    layers: str
+    """statements of the model's constructor, indented by 8; arguments are those of `build`"""
+    methods: str
+    """`forecast(history)`, from (rows, HISTORY) to (rows, HORIZON, quantiles), and
+    `start(history, targets)`, which sets the initial state from standardised training rows"""
+    build: str
+    """`build_model`"""
+    arguments: str
+    """the constructor's parameters besides `hidden`, such as `, width: int`"""
+    before: str = ""
+    """classes that it uses"""
+
+
+def forecast_source(
+    schema: DataSchema,
+    kind: str,
+    network: Network,
+    header: Header,
+    config: ModelConfig,
+    values: Mapping[str, str],
+) -> str:
+    """The source of a model for time series. `kind`: words for its first line, such as `DLinear`.
+
+    A configuration with `quantiles` also forecasts the quantiles 0.1 and 0.9.
+    """
+    windows = Windows.of(schema)
+    with_series, with_known = windows.series is not None, bool(windows.known)
+    shared = {
+        "target": text_literal(schema.target),
+        "time": text_literal(windows.time),
+        "series": text_literal(windows.series or ""),
+        "known": texts_literal("KNOWN", windows.known, 2),
+        "codes": str(windows.codes),
+        "history": str(windows.history),
+        "horizon": str(windows.horizon),
+        "columns": str(_CALENDAR + len(windows.known)),
+        "quantiles": _QUANTILES if config.get("quantiles") else "0.5,",
+        "median": "1" if config.get("quantiles") else "0",
+        "embedded": " + 8" if with_series else "",
+        "name": "rows[SERIES][place]" if with_series else "TARGET",
+        "others": {
+            (False, False): "[TARGET]",
+            (False, True): "[SERIES]",
+            (True, False): "KNOWN",
+            (True, True): "[*KNOWN, SERIES]",
+        }[with_known, with_series],
+        "optional": "with known columns" if with_known else "or none: then steps are as before",
+        "too_few": " or len(own) < count + HORIZON" if with_known else "",
+        "arguments": network.arguments,
+    }
+    literals = (shared[name] for name in ("target", "time", "series", "known"))
+    facts = {
+        "series": with_series,
+        "known": with_known,
+        "quantiles": bool(config.get("quantiles")),
+        "json": any("json.loads" in one for one in literals),
+    }
+    before = f"{network.before.strip()}\n\n\n" if network.before else ""
+    model = _MODEL.replace("# layers", network.layers.strip("\n"))
+    code = [
+        f"{_START.rstrip()}\n\n\n{before}{model.strip()}",
+        f"{network.methods.strip(chr(10))}\n\n\n{network.build.strip()}\n\n\n{_END.strip()}",
+    ]
+    title = f"{kind}: forecasts {shown(schema.target, 40)}. Edit it as you like."
+    return finished("\n\n".join(code), facts, {**shared, **values}, title, header)
+
+
+_START = r'''
+from __future__ import annotations
+
+#? series
+import hashlib
+#? json
+import json
+#?
+import math
+import sys
+from datetime import datetime, timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Inputs = dict[str, Tensor]
+TARGET, TIME = $target, $time
+#? known
+# Columns whose values are known for the horizon
+$known
+#? series
+SERIES, CODES = $series, $codes
+#?
+HISTORY, HORIZON, COLUMNS = $history, $horizon, $columns
+QUANTILES, MEDIAN = ($quantiles), $median
+#? series
+
+
+def hashed(name: Any) -> int:
+    """A series' name as a whole number of 64 bits."""
+    text = str(name).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
+#?
+
+
+def layers(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers; all outputs are 0 at first."""
+    hidden = (nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
+    last = nn.Linear(width, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*hidden, last)
+'''
+
+_MODEL = r'''
+class Model(nn.Module):
+    """Forecasts standardised histories, apart from what the calendar and columns do to a step."""
+
+    def __init__(self, hidden: int$arguments) -> None:
+        super().__init__()
+        self.centre, self.scale = nn.Buffer(torch.zeros(COLUMNS)), nn.Buffer(torch.ones(COLUMNS))
+        self.least = nn.Buffer(torch.tensor(1e-6))
+        #? series
+        self.hashes = nn.Buffer(torch.zeros(CODES - 1, dtype=torch.int64))
+        self.series = nn.Embedding(CODES, 8)
+        #?
+        self.effects = layers(COLUMNS + 16$embedded, hidden, len(QUANTILES))
+# layers
+
+    def forward(self, inputs: Inputs, every: bool = False) -> Tensor:
+        #? quantiles
+        """All quantiles while training or if asked for; else the medians, (rows, HORIZON)."""
+        #? !quantiles
+        """(rows, HORIZON), or with an axis of quantiles if asked for."""
+        #?
+        columns = inputs["covariates"]
+        turns = 2 * math.pi * columns[..., :4]
+        parts = [((columns - self.centre) * self.scale).clamp(-5, 5), turns.sin(), turns.cos()]
+        parts += [(2 * turns).sin(), (2 * turns).cos()]
+        #? series
+        parts.append(self.series(inputs["series"]).unsqueeze(1).expand(-1, columns.shape[1], -1))
+        #?
+        effects = self.effects(torch.cat(parts, 2))
+        history, mean = inputs["history"], inputs["history"].mean(1, keepdim=True)
+        deviation = history.std(1, keepdim=True).maximum(self.least)
+        rest = (history - mean) / deviation - effects[:, :HISTORY, MEDIAN]
+        found: Tensor = self.forecast(rest) + effects[:, HISTORY:]
+        # The gradient is that of standardised values, so that all series count alike.
+        outputs = (found * deviation.unsqueeze(2) + mean.unsqueeze(2)).detach()
+        outputs = outputs + (found - found.detach())
+        #? quantiles
+        return outputs if every or self.training else outputs[..., MEDIAN]
+        #? !quantiles
+        return outputs if every else outputs[..., MEDIAN]
+        #?
+'''
+
+_END = r'''
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    #? quantiles
+    """Twice the mean pinball loss; of medians, that is the mean absolute error."""
+    levels = outputs.new_tensor(QUANTILES if outputs.ndim > 2 else [0.5])
+    error = targets.unsqueeze(2) - outputs.reshape(*targets.shape, len(levels))
+    return 2 * torch.maximum(levels * error, (levels - 1) * error).mean()
+    #? !quantiles
+    """The mean absolute error."""
+    return (outputs - targets).abs().mean()
+    #?
+
+
+def example_batch(batch_size: int) -> tuple[Inputs, Tensor]:
+    """Random inputs and targets."""
+    covariates = torch.rand(batch_size, HISTORY + HORIZON, COLUMNS) - 0.5
+    inputs = {"history": torch.randn(batch_size, HISTORY), "covariates": covariates}
+    #? series
+    inputs["series"] = torch.randint(CODES, (batch_size,))
+    #?
+    return inputs, torch.randn(batch_size, HORIZON)
+
+
+def adapt(model: Model, inputs: Inputs, targets: Tensor, names: dict[str, list[str]]) -> None:
+    """Set scales and initial weights from rows of the training part."""
+    #? series
+    known = [hashed(name) for name in names.get(SERIES, [])]
+    if len(known) >= CODES:
+        raise ValueError(f"{SERIES!r} has {len(known)} values; this file is for {CODES - 1}")
+    model.hashes[: len(known)] = torch.tensor(known, dtype=torch.int64)
+    #?
+    deviation, mean = torch.std_mean(inputs["covariates"], (0, 1))
+    model.centre.copy_(mean)
+    model.scale.copy_(torch.where(deviation > 1e-6 * mean.abs(), 1 / deviation, 0))
+    history = inputs["history"].double()
+    mean, deviation = history.mean(1, keepdim=True), history.std(1, keepdim=True)
+    model.least.copy_((deviation.mean() / 100).clamp_min(1e-9))
+    deviation = deviation.maximum(model.least)
+    model.start((history - mean) / deviation, (targets.double() - mean) / deviation)
+
+
+def calendar(stamp: datetime) -> list[float]:
+    """The first covariates: time of day, weekday, month day and month, from -0.5 to 0.5."""
+    hours = stamp.hour + stamp.minute / 60 + stamp.second / 3600
+    parts = (hours / 24, stamp.weekday() / 6, (stamp.day - 1) / 30, (stamp.month - 1) / 11)
+    return [part - 0.5 for part in parts]
+
+
+def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The HORIZON values after the last known one, a list for each series.
+
+    Raw rows by column, with dates or ISO 8601 stamps: HISTORY or more values of the target, then
+    HORIZON rows without (None), $optional.
+    """
+    stamps = [datetime.fromisoformat(str(one)) for one in rows[TIME]]
+    places: dict[Any, list[int]] = {}
+    for place in sorted(range(len(stamps)), key=stamps.__getitem__):
+        places.setdefault($name, []).append(place)
+    inputs: dict[str, Any] = {"history": [], "covariates": []}
+    for name, own in places.items():
+        values = [rows[TARGET][place] for place in own]
+        count = len(values) - values.count(None)
+        if count < HISTORY or None in values[:count]$too_few:
+            raise ValueError(f"{name!r}: {count} values; allowed: {HISTORY}, then {HORIZON} rows")
+        used = own[count - HISTORY : count + HORIZON]
+        #? known
+        covariates = [
+            calendar(stamps[place]) + [float(rows[one][place]) for one in KNOWN] for place in used
+        ]
+        #? !known
+        times = [stamps[place] for place in used]
+        while len(times) < HISTORY + HORIZON:
+            times.append(times[-1] + (times[-1] - times[-2]))
+        covariates = [calendar(one) for one in times]
+        #?
+        inputs["history"].append([float(one) for one in values[count - HISTORY : count]])
+        inputs["covariates"].append(covariates)
+    inputs = {name: torch.tensor(values).to(model.centre) for name, values in inputs.items()}
+    #? series
+    codes = {one: code for code, one in enumerate(model.hashes.tolist(), 1)}
+    numbers = [codes.get(hashed(name), 0) for name in places]
+    inputs["series"] = torch.tensor(numbers).to(model.hashes)
+    #?
+    with torch.no_grad():
+        found = model(inputs, every=True).sort(2).values
+    #? series
+    answer = {SERIES: list(places), "prediction": found[..., MEDIAN].tolist()}
+    #? !series
+    answer = {"prediction": found[..., MEDIAN].tolist()}
+    #? quantiles
+    answer |= {"low": found[..., 0].tolist(), "high": found[..., -1].tolist()}
+    #?
+    return answer
+
+
+if __name__ == "__main__":
+    model, steps = build_model(), HISTORY + HORIZON
+    with torch.no_grad():
+        adapt(model, *example_batch(64), {})
+    sys.stdout.write(f"{model}\n{sum(one.numel() for one in model.parameters()):,} parameters\n")
+    rows: dict[str, list[Any]] = {name: [1.0] * steps for name in $others}
+    rows[TIME] = [datetime(2026, 1, 1) + timedelta(one) for one in range(steps)]
+    rows[TARGET] = [float(one % 7) for one in range(HISTORY)] + [None] * HORIZON
+    sys.stdout.write(f"{predict(model, rows)}\n")
+'''

@@ -1,0 +1,83 @@
+"""N-HiTS: blocks that each see and forecast at a resolution of its own (C. Challu et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.forecasts.forecast_parts import Network, forecast_source
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
+from trainwright.tasks.runs.artefacts import DataSchema
+
+_NETWORK = Network(
+    arguments=", width: int",
+    before='''
+class Block(nn.Module):
+    """Sees the mean of every `pool` steps; explains and forecasts as many points."""
+
+    def __init__(self, pool: int, width: int) -> None:
+        super().__init__()
+        self.pool = pool
+        self.layers = layers(-(-HISTORY // pool), width, -(-(HISTORY + HORIZON) // pool))
+
+    def forward(self, history: Tensor) -> Tensor:
+        """Points joined by lines, (rows, HISTORY + HORIZON)."""
+        means = functional.avg_pool1d(history.unsqueeze(1), self.pool, ceil_mode=True)
+        points = self.layers(means.squeeze(1)).unsqueeze(1)
+        return functional.interpolate(points, HISTORY + HORIZON, mode="linear").squeeze(1)
+''',
+    layers="""
+        self.line = nn.Linear(HISTORY, HORIZON * len(QUANTILES))
+        self.blocks = nn.ModuleList(Block(pool, width) for pool in (8, 4, 1))
+""",
+    methods='''
+    def forecast(self, history: Tensor) -> Tensor:
+        """N-HiTS beside a linear map: a block sees what those before it did not explain."""
+        found: Tensor = self.line(history).reshape(-1, HORIZON, len(QUANTILES))
+        for block in self.blocks:
+            explained = block(history)
+            history = history - explained[:, :HISTORY]
+            found = found + explained[:, HISTORY:].unsqueeze(2)
+        return found
+
+    def start(self, history: Tensor, targets: Tensor) -> None:
+        """Start as the linear map, by ridge regression."""
+        gram = history.T @ history + len(history) / 1000 * torch.eye(HISTORY).to(history)
+        found = torch.linalg.solve(gram, history.T @ targets).T
+        self.line.weight.copy_(found.repeat_interleave(len(QUANTILES), 0))
+        self.line.bias.zero_()
+''',
+    build='''
+def build_model(hidden: int = $hidden, width: int = $width) -> Model:
+    """A model with `hidden` units for effects, and blocks with `width` units per layer."""
+    return Model(hidden, width)
+''',
+)
+
+
+def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
+    values = {name: str(config[name]) for name in ("hidden", "width")}
+    return forecast_source(schema, "N-HiTS", _NETWORK, header, config, values)
+
+
+def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "train.optimizer": {"name": "adam"},
+        "train.learning_rate": 0.003,
+        "train.schedule": "cosine",
+        "train.global_batch_size": 256,
+        "train.epochs": 6,
+    }
+
+
+NHITS = Template(
+    name="n-hits",
+    tasks=("forecasting",),
+    sizes={
+        "small": {"hidden": 16, "width": 64, "quantiles": False},
+        "medium": {"hidden": 32, "width": 128, "quantiles": False},
+        "large": {"hidden": 64, "width": 256, "quantiles": False},
+    },
+    source=_source,
+    recipe=_recipe,
+)

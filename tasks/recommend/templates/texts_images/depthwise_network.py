@@ -1,0 +1,109 @@
+"""Depthwise separable convolutions for small images, such as 8 × 8 to 64 × 64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
+from trainwright.tasks.recommend.templates.texts_images.image_parts import image_source
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
+from trainwright.tasks.runs.artefacts import DataSchema
+
+_MODEL = r'''
+class Block(nn.Module):
+    """Adds to its input what a depthwise and two 1 × 1 convolutions make of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.widen = nn.Conv2d(width, 2 * width, 1)
+        self.narrow = nn.Conv2d(2 * width, width, 1, bias=False)
+        self.last_norm = nn.BatchNorm2d(width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        change = self.widen(self.norm(self.depthwise(inputs)))
+        outputs: Tensor = inputs + self.last_norm(self.narrow(functional.gelu(change)))
+        return outputs
+
+
+class Model(nn.Module):
+    """Stages of blocks, each of half the height and width, until at most 4 × 4 places are left.
+
+    A depthwise convolution over all places is the last: it weighs each place by channel.
+    """
+
+    class_names: Tensor
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.pixels = Pixels()
+        self.stem = nn.Sequential(
+            nn.Conv2d(CHANNELS, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.GELU()
+        )
+        stages: list[nn.Module] = [Block(width) for _ in range(depth)]
+        height, length = HEIGHT, WIDTH
+        while max(height, length) > 4:
+            strides = (2 if height > 1 else 1, 2 if length > 1 else 1)
+            stages.append(nn.Conv2d(width, 2 * width, strides, strides, bias=False))
+            width, height, length = 2 * width, height // strides[0], length // strides[1]
+            stages += [nn.BatchNorm2d(width), *(Block(width) for _ in range(depth))]
+        self.stages = nn.Sequential(*stages)
+        self.places = nn.Conv2d(width, width, (height, length), groups=width, bias=False)
+        nn.init.constant_(self.places.weight, 1 / (height * length))
+        self.norm, self.head = nn.BatchNorm1d(width), nn.Linear(width, CLASSES)
+        self.register_buffer("class_names", torch.full((CLASS_BYTES,), 32, dtype=torch.uint8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        state = self.places(self.stages(self.stem(self.pixels(inputs))))
+        outputs: Tensor = self.head(self.norm(state.flatten(1)))
+        return outputs
+
+    def start(self, inputs: Tensor, targets: Tensor) -> None:
+        """Start as scaled pixels, blocks that change nothing, and the classes' frequencies."""
+        self.pixels.start(inputs)
+        for block in self.modules():
+            if isinstance(block, Block):
+                nn.init.zeros_(block.last_norm.weight)
+        counts = targets.bincount(minlength=CLASSES) + 1
+        self.head.bias.copy_((counts / counts.sum()).log())
+
+    def encode(self, values: list[Any]) -> Tensor:
+        """The input for raw images."""
+        return self.pixels.encode(values)
+
+
+def build_model(width: int = $channels_of_stem, depth: int = $depth) -> Model:
+    """A model whose first stage has `width` channels, with `depth` blocks per stage."""
+    return Model(width, depth)
+'''
+
+
+def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
+    values = {"channels_of_stem": str(config["width"]), "depth": str(config["depth"])}
+    return image_source(schema, "Depthwise convolutions", _MODEL, header, values)
+
+
+def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "train.optimizer": {"name": "adamw", "weight_decay": 0.05},
+        "train.learning_rate": 0.01,
+        "train.warm_up": 0.05,
+        "train.schedule": "cosine",
+        "train.global_batch_size": for_rows(schema.train_rows, 64, 512),
+        "train.epochs": 20,
+    }
+
+
+DEPTHWISE_NETWORK = Template(
+    name="depthwise-network",
+    tasks=("image-classification",),
+    sizes={
+        "small": {"width": 12, "depth": 1},
+        "medium": {"width": 16, "depth": 1},
+        "large": {"width": 32, "depth": 2},
+    },
+    source=_source,
+    recipe=_recipe,
+)

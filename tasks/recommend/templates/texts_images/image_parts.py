@@ -1,0 +1,80 @@
+"""What the sources of all models for images share: pixels from raw images, and their scaling."""
+
+from __future__ import annotations
+
+from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.texts_images.class_parts import (
+    classifier_source,
+    single_input,
+)
+from trainwright.tasks.runs.artefacts import DataSchema
+
+_PIXELS = r'''
+CHANNELS, HEIGHT, WIDTH = $channels, $height, $width
+
+
+class Pixels(nn.Module):
+    """Pixels from 0 to 1, scaled to mean 0 and standard deviation 1 in each channel."""
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.full((CHANNELS, 1, 1), 0.5))
+        self.register_buffer("scale", torch.full((CHANNELS, 1, 1), 2.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.centre) * self.scale
+
+    def start(self, inputs: Tensor) -> None:
+        """Set the buffers from training rows."""
+        pixels = inputs.double().transpose(0, 1).flatten(1)
+        self.centre.copy_(pixels.mean(1).reshape(CHANNELS, 1, 1))
+        self.scale.copy_((1 / (pixels.std(1) + 0.01)).reshape(CHANNELS, 1, 1))
+
+    def encode(self, values: list[Any]) -> Tensor:
+        """Pixels of raw images, uint8 tensors (channels, height, width) of any size.
+
+        Tensors of another type hold pixels from 0 to 1. Grey and RGB become what the model has, and
+        transparency is ignored.
+        """
+        images = []
+        for value in values:
+            image = torch.as_tensor(value).to(self.centre.device)
+            image = image.float() / 255 if image.dtype == torch.uint8 else image.float()
+            image = image[: 3 if len(image) > 2 else 1]
+            if len(image) == 3 and CHANNELS == 1:
+                grey = torch.tensor([0.299, 0.587, 0.114], device=image.device)
+                image = torch.einsum("c,chw->hw", grey, image)[None]
+            image = image.expand(CHANNELS, -1, -1)
+            if image.shape[1:] != (HEIGHT, WIDTH):
+                image = functional.interpolate(
+                    image[None], (HEIGHT, WIDTH), mode="bilinear", antialias=True
+                )[0]
+            images.append(image.to(self.centre.dtype))
+        return torch.stack(images)
+
+
+def random_inputs(batch_size: int) -> Tensor:
+    """Images of random pixels."""
+    return torch.rand(batch_size, CHANNELS, HEIGHT, WIDTH)
+'''
+
+
+def image_source(
+    schema: DataSchema, kind: str, model: str, header: Header, values: dict[str, str]
+) -> str:
+    """The source of a model for images; `model` is code as in `classifier_source`."""
+    channels, height, width = single_input(schema, "image-classification", 3)
+    shared = {
+        "column": '"image"',
+        "raw": "images as in `Pixels.encode`",
+        "sample": "torch.zeros(CHANNELS, HEIGHT, WIDTH)",
+        "channels": str(channels),
+        "height": str(height),
+        "width": str(width),
+        "smoothing": ", label_smoothing=0.1",
+    }
+    code = f"{_PIXELS.strip()}\n\n\n{model.strip()}"
+    return classifier_source(schema, kind, code, header, words=False, values={**shared, **values})

@@ -1,0 +1,112 @@
+"""Small residual networks (K. He et al., "Deep residual learning", 2015)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
+from trainwright.tasks.recommend.templates.texts_images.image_parts import image_source
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
+from trainwright.tasks.runs.artefacts import DataSchema
+
+_MODEL = r'''
+class Block(nn.Module):
+    """Two convolutions and a way past them, which only changes the shape if that is needed."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.last_norm = nn.BatchNorm2d(width)
+        self.past: nn.Module = nn.Identity()
+        if stride > 1 or width_in != width:
+            self.past = nn.Sequential(
+                nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        change = self.second(functional.relu(self.norm(self.first(inputs))))
+        return functional.relu(self.past(inputs) + self.last_norm(change))
+
+
+class Model(nn.Module):
+    """Stages of residual blocks, each of half the height and width; then the mean over places."""
+
+    class_names: Tensor
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.pixels = Pixels()
+        # Large images: start at a quarter of their height and width, as ResNet does
+        large = min(HEIGHT, WIDTH) >= 96
+        self.stem = nn.Sequential(
+            nn.Conv2d(CHANNELS, width, 7 if large else 3, 2 if large else 1, 3 if large else 1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity(),
+        )
+        side, before = max(HEIGHT, WIDTH) // (4 if large else 1), width
+        blocks: list[nn.Module] = [Block(width, width, 1) for _ in range(depth)]
+        for _ in range(3):
+            if side >= 8:
+                before, width, side = width, 2 * width, side // 2
+                blocks.append(Block(before, width, 2))
+                blocks += [Block(width, width, 1) for _ in range(depth - 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(width, CLASSES)
+        self.register_buffer("class_names", torch.full((CLASS_BYTES,), 32, dtype=torch.uint8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        state = self.blocks(self.stem(self.pixels(inputs)))
+        outputs: Tensor = self.head(state.mean((2, 3)))
+        return outputs
+
+    def start(self, inputs: Tensor, targets: Tensor) -> None:
+        """Start as scaled pixels, blocks that change nothing, and the classes' frequencies."""
+        self.pixels.start(inputs)
+        for block in self.modules():
+            if isinstance(block, Block):
+                nn.init.zeros_(block.last_norm.weight)
+        counts = targets.bincount(minlength=CLASSES) + 1
+        self.head.bias.copy_((counts / counts.sum()).log())
+
+    def encode(self, values: list[Any]) -> Tensor:
+        """The input for raw images."""
+        return self.pixels.encode(values)
+
+
+def build_model(width: int = $channels_of_stem, depth: int = $depth) -> Model:
+    """A model whose first stage has `width` channels, with `depth` blocks per stage."""
+    return Model(width, depth)
+'''
+
+
+def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
+    values = {"channels_of_stem": str(config["width"]), "depth": str(config["depth"])}
+    return image_source(schema, "Residual network", _MODEL, header, values)
+
+
+def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "train.optimizer": {"name": "adamw", "weight_decay": 0.05},
+        "train.learning_rate": 0.005,
+        "train.warm_up": 0.05,
+        "train.schedule": "cosine",
+        "train.global_batch_size": for_rows(schema.train_rows, 64, 512),
+        "train.epochs": 20,
+    }
+
+
+RESIDUAL_NETWORK = Template(
+    name="residual-network",
+    tasks=("image-classification",),
+    sizes={
+        "small": {"width": 16, "depth": 1},
+        "medium": {"width": 32, "depth": 1},
+        "large": {"width": 64, "depth": 2},
+    },
+    source=_source,
+    recipe=_recipe,
+)
