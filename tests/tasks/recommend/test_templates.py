@@ -35,7 +35,7 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 def sources(folder: Path) -> list[Path]:
-    """Files of all templates: every kind of table, every size, hostile names, 300 columns."""
+    """Files of all templates for tables: every kind, every size, hostile names, 300 columns."""
     hostile = schema(4, 3, True, 2, HOSTILE)
     wide = hostile.model_copy(
         update={
@@ -47,7 +47,7 @@ def sources(folder: Path) -> list[Path]:
         }
     )
     cases: list[tuple[str, Template, DataSchema, str]] = []
-    for template in templates().values():
+    for template in TABLES:
         cases += [
             (f"{number}", template, schema(*kind), "medium") for number, kind in enumerate(KINDS)
         ]
@@ -179,7 +179,7 @@ def test_a_template_for_tables_refuses_other_data(template: Template) -> None:
         template.source(data, template.sizes["small"], HEADER)
 
 
-@pytest.mark.parametrize("template", templates().values(), ids=lambda one: one.name)
+@tables
 def test_recipes_are_fields_of_the_job(template: Template) -> None:
     assert set(template.sizes) == {"small", "medium", "large"}
     for size, config in template.sizes.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
 from trainwright.tasks.recommend.templates.texts_images.image_parts import image_source
-from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.runs.artefacts import DataSchema
 
 _MODEL = r'''

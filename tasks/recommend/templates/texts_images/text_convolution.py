@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
-from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
+from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
 from trainwright.tasks.recommend.templates.texts_images.text_parts import text_source
 from trainwright.tasks.runs.artefacts import DataSchema
 
