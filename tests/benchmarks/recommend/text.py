@@ -10,16 +10,16 @@ The baseline has scikit-learn's defaults; beside it, C = 10. Data: see package_d
 from __future__ import annotations
 
 import argparse
-import re
 import time
 
 import numpy as np
 import torch
 from package_data import bbc_news, phone_tweets
-from plain_training import accuracy, built, schema_of, split, trained
+from plain_training import accuracy, schema_of, split, trained
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
+from trainwright.tasks.data.modalities.tokens import Tokenizer, padded, text_length, token_counts
 from trainwright.tasks.recommend.templates import templates
 
 SETS = {"tweets": phone_tweets, "bbc": bbc_news}
@@ -44,11 +44,9 @@ def measure(name: str, asked: argparse.Namespace) -> None:
     """One set of texts."""
     texts, labels = SETS[name]()
     classes = int(labels.max()) + 1
-    counts = [len(re.findall(r"\w+|[^\w\s]", text)) for text in texts]
-    length = int(np.clip(np.ceil(np.percentile(counts, 95)), 8, 512))
-    schema = schema_of("text-classification", torch.zeros(1, length), classes=classes)
-    made, _ = built(templates()["ngram-bag"], "small", schema)
-    tokens = made.build_model().encode(texts)
+    flat, counts = Tokenizer()(texts)
+    length = text_length(token_counts(texts))
+    tokens = torch.from_numpy(padded(flat, counts, length).astype(np.int64))
     targets = torch.from_numpy(labels)
     parts = []
     for seed in range(asked.seeds):

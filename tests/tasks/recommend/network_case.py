@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import torch
 
+from trainwright.tasks.data.modalities.time_steps import calendar
 from trainwright.tasks.runs.artefacts import Column, DataSchema
 
 CLASSES = ["class “a”", "b\"'\\", "größe 大小"]
@@ -116,16 +117,10 @@ class Series:
             own = range((number + 1) * each - HISTORY - HORIZON, (number + 1) * each)
             rows = []
             for place in own:
-                at = datetime.fromisoformat(table["at"][place])
-                calendar = (at.hour / 24, at.weekday() / 6, (at.day - 1) / 30, (at.month - 1) / 11)
+                shown = np.array([table["at"][place]], "datetime64[us]").view(np.int64)
                 known = [table[name][place] for name in ("price", "promo")[: self.known]]
-                rows.append([*(one - 0.5 for one in calendar), *known])
+                rows.append([*calendar(shown)[0].tolist(), *known])
             inputs["covariates"].append(rows)
             inputs["history"].append([table["sold"][place] for place in own[:HISTORY]])
         found = {name: torch.tensor(values) for name, values in inputs.items()}
         return found | ({"series": torch.tensor([1, 2, 3])} if self.named else {})
-
-
-def token(word: str) -> int:
-    """A word's token, as `tasks/data` makes it."""
-    return zlib.crc32(word.encode()) % 2**20 + 1

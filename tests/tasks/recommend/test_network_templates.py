@@ -11,12 +11,15 @@ import network_case as case
 import pytest
 import torch
 from doc_pages import ROOT
-from network_case import CLASSES, HISTORY, HORIZON, NAMES, Series, token
+from network_case import CLASSES, HISTORY, HORIZON, NAMES, Series
+from PIL import Image
 from torch.utils._pytree import tree_map
 
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss
 from trainwright.estimator.trace import source
 from trainwright.estimator.trace.source import ModelDefinition, loss_function
+from trainwright.tasks.data.modalities.images import ImageShape, decoded
+from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import MOST_LINES, Header, write_source
 from trainwright.tasks.recommend.templates import templates
@@ -237,15 +240,12 @@ def test_raw_texts_become_tokens(tmp_path: Path, template: Template) -> None:
     data = case.texts(length=4)
     made = _generated(template, data, tmp_path)
     model = _adapted(made, data).eval()
-    tokens = [
-        [token("größe"), token("_1"), token("!"), token("!")],
-        [token("one"), token("two"), token("three"), token("four")],
-        [0, 0, 0, 0],
-    ]
+    texts = ["Größe _1 !!", "ONE two three four five", "", "\u0130n it's"]
+    tokens = padded(*Tokenizer()(texts), 4).astype("int64")
     with torch.no_grad():
-        outputs = model(torch.tensor(tokens))
-    found = _predict(made, model, {"message": ["Größe _1 !!", "ONE two three four five", None]})
+        outputs = model(torch.from_numpy(tokens))
     probability, best = outputs.softmax(1).max(1)
+    found = _predict(made, model, {"message": [one or None for one in texts]})
     assert found["prediction"] == [CLASSES[one] for one in best.tolist()]
     assert found["probability"] == pytest.approx(probability.tolist())
 
@@ -280,12 +280,24 @@ def test_raw_images_become_pixels(tmp_path: Path, template: Template) -> None:
     with torch.no_grad():
         probability, best = model(grey / 255).softmax(1).max(1)
     colour = torch.cat([grey, grey, grey, grey.flip(0)], 1)  # the fourth: transparency
-    twice = grey.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    for images in (list(grey), list(colour), list(grey / 255), grey):
+    for images in (grey, colour, grey / 255):
         found = _predict(made, model, {"image": list(images)})
         assert found["prediction"] == [CLASSES[one] for one in best.tolist()]
         assert found["probability"] == pytest.approx(probability.tolist(), abs=1e-5)
-    assert len(_predict(made, model, {"image": list(twice)})["prediction"]) == 5
+
+
+@pytest.mark.parametrize("size", [(20, 30), (5, 4)], ids=str)
+def test_raw_images_get_the_size_that_training_images_get(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    data = case.images((3, 8, 6))
+    model = _adapted(_generated(templates()["residual-network"], data, tmp_path), data)
+    raw = torch.randint(256, (*size, 3), dtype=torch.uint8)
+    file = tmp_path / "image.png"
+    Image.fromarray(raw.numpy()).save(file)
+    trained_on = torch.from_numpy(decoded(file, "image.png", ImageShape(3, 8, 6)))
+    encoded = model.encode([raw.permute(2, 0, 1)])[0]
+    assert torch.allclose(encoded, trained_on / 255, atol=1.01 / 255)
 
 
 @forecasters
