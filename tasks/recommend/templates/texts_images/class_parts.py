@@ -75,7 +75,7 @@ def for_rows(rows: int, few: int, many: int) -> int:
     return min(value, many)
 
 
-def width_of(config: ModelConfig, name: str) -> int:
+def whole_number(config: ModelConfig, name: str) -> int:
     """A whole number of a template's configuration."""
     value = config[name]
     assert isinstance(value, int)

@@ -52,7 +52,7 @@ class Model(nn.Module):
         self.stages = nn.Sequential(*stages)
         self.places = nn.Conv2d(width, width, (height, length), groups=width, bias=False)
         nn.init.constant_(self.places.weight, 1 / (height * length))
-        self.norm, self.head = nn.BatchNorm1d(width), nn.Linear(width, CLASSES)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
         self.register_buffer("class_names", torch.full((CLASS_BYTES,), 32, dtype=torch.uint8))
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows, width_of
+from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows, whole_number
 from trainwright.tasks.recommend.templates.texts_images.text_parts import text_source
 from trainwright.tasks.runs.artefacts import DataSchema
 
@@ -84,7 +84,7 @@ def build_model(bits: int = $bits, grams: int = $grams) -> Model:
 
 
 def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
-    bits = width_of(config, "bits")
+    bits = whole_number(config, "bits")
     while bits > 12 and 2**bits * len(schema.classes or []) > _MOST_WEIGHTS:
         bits -= 1
     values = {"bits": str(bits), "grams": str(config["grams"]), "smoothing": ""}
