@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
-from trainwright.tasks.recommend.templates.forecasts.forecast_parts import Network, forecast_source
+from trainwright.tasks.recommend.templates.forecasts.forecast_parts import (
+    ForecastNetwork,
+    forecast_source,
+)
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.runs.artefacts import DataSchema
 
-_NETWORK = Network(
+_NETWORK = ForecastNetwork(
     arguments=", average: int",
     layers="""
         self.average = min(average, (HISTORY - 1) // 2 * 2 + 1)

@@ -27,8 +27,8 @@ _QUANTILES = "0.1, 0.5, 0.9"
 
 
 @dataclass(frozen=True)
-class Windows:
-    """The windows of a table of time series, as a model gets them."""
+class SeriesColumns:
+    """The columns of a table of time series and its windows, as a model gets them."""
 
     history: int
     horizon: int
@@ -40,8 +40,8 @@ class Windows:
     """numbers of series, with 0 for unknown ones"""
 
     @classmethod
-    def of(cls, schema: DataSchema) -> Windows:
-        """A schema's windows. Raises BadInput if it has none."""
+    def of(cls, schema: DataSchema) -> SeriesColumns:
+        """A schema's columns. Raises BadInput if it has no windows."""
         history = schema.inputs.get("history", (0,))[0]
         steps, columns = schema.inputs.get("covariates", (0, 0))
         times = [column.name for column in schema.columns if column.kind == "time"]
@@ -69,7 +69,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Network:
+class ForecastNetwork:
     """Code of a family of models, in the form of `source_code.finished`."""
 
     layers: str
@@ -88,7 +88,7 @@ class Network:
 def forecast_source(
     schema: DataSchema,
     kind: str,
-    network: Network,
+    network: ForecastNetwork,
     header: Header,
     config: ModelConfig,
     values: Mapping[str, str],
@@ -97,7 +97,7 @@ def forecast_source(
 
     A configuration with `quantiles` also forecasts the quantiles 0.1 and 0.9.
     """
-    windows = Windows.of(schema)
+    windows = SeriesColumns.of(schema)
     with_series, with_known = windows.series is not None, bool(windows.known)
     shared = {
         "target": text_literal(schema.target),
