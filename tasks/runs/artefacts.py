@@ -1,12 +1,12 @@
 """What flows from step to step: one frozen model per file of the run folder.
 
-    validate -> Validation, Vocabulary   extract -> Structure   estimate -> Estimate
-    allocate -> Plan   search_lr -> LearningRateSearch   train -> Result   store -> Manifest
-    analyze -> Report
+    validate -> Validation, Vocabulary   recommend -> Recommendation   extract -> Structure
+    estimate -> Estimate   allocate -> Plan   search_lr -> LearningRateSearch   train -> Result
+    store -> Manifest   analyze -> Report
 
-`Structure` is defined in `trainwright.estimator.structure`. Every artefact has a `schema_version`
-and ignores unknown fields, so that each version reads the files of the version before and after
-it. Names contain units.
+`Structure` is defined in `trainwright.estimator.structure`, `Recommendation` in `recommendation`.
+Every artefact has a `schema_version` and ignores unknown fields, so that each version reads the
+files of the version before and after it. Names contain units.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trainwright.tasks.runs.data_profile import DataProfile, Drift
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.job import Job, Task
 from trainwright.tasks.spec.pool import Device
+from trainwright.tasks.spec.recipe import given_fields
 
 RunState = Literal["running", "success", "failed", "infeasible", "interrupted"]
 
@@ -40,6 +41,17 @@ class RunJob(Job):
     model_config = ConfigDict(frozen=True, extra="ignore")
     FILE: ClassVar[str] = "job.json"
     schema_version: int = 1
+    given: list[str] = Field(
+        default_factory=list,
+        description="names of the fields of `train` that the user set; the recipe of a recommended "
+        "model fills in others",
+    )
+
+    @classmethod
+    def of(cls, job: Job) -> RunJob:
+        """A job as its runs store it."""
+        given = [name for name in given_fields(job) if name.startswith("train.")]
+        return cls.model_validate(job.model_dump(mode="json") | {"given": given})
 
 
 class Status(Artefact):

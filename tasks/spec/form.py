@@ -15,6 +15,7 @@ from typing import Any
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.job import Job, require_metrics
+from trainwright.tasks.spec.recipe import is_recipe_field
 
 _LEFT_OUT = ("schedule", "pool")  # the trigger has its own parameter for the pool
 _COPIED = (
@@ -133,10 +134,14 @@ def _first(default: Any, schema: dict[str, Any]) -> Any:
 
 
 class Form:
-    """A form with its defaults, and the conversion back to a job, which omits empty fields."""
+    """A form with its defaults, and the conversion back to a job, which omits empty fields.
+
+    Without a model, fields of its recipe that have the job's defaults count as empty.
+    """
 
     def __init__(self, example: Job | None = None) -> None:
         self.fields = fields(example)
+        self._blank = {one.name: one.default for one in fields()}
 
     def job(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The job of the filled-in form, as a job file's mapping. Raises BadInput with one line."""
@@ -147,9 +152,16 @@ class Form:
             for one in self.fields
             if one.optional_part and filled[one.name] is not None
         }
+        recommended = "model" not in parts
         for one in self.fields:
             if filled[one.name] is None or (one.optional_part and one.optional_part not in parts):
                 continue
+            if (
+                recommended
+                and is_recipe_field(one.name)
+                and filled[one.name] == self._blank[one.name]
+            ):
+                continue  # left as it was: the recommended model's recipe may fill it in
             *above, last = one.name.split(".")
             place = found
             for key in above:

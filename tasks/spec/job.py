@@ -376,6 +376,23 @@ class DeviceFilter(Document):
         return self
 
 
+class RecommendOptions(Document):
+    """How a model is recommended for a job that names none."""
+
+    templates: list[str] = Field(
+        default_factory=list,
+        description="templates to choose from, also in one size, as in linear-small; empty: all",
+    )
+    top: int = Field(
+        default=5, ge=1, le=100, description="how many candidates the recommendation lists at most"
+    )
+    probe: bool = Field(
+        default=False,
+        description="train the best three for a short time on a sample of the training rows, for "
+        "at most a tenth of the deadline, and order them by what they reach",
+    )
+
+
 class Schedule(Document):
     """When Airflow runs the job by itself."""
 
@@ -410,7 +427,10 @@ class Job(Document):
         description="how long to wait for devices that others hold, such as 30m; 0s: do not wait",
     )
     data: DataSpec
-    model: ModelSpec | None = Field(default=None, description="the model's source")
+    model: ModelSpec | None = Field(
+        default=None, description="the model's source; left out: recommended and generated"
+    )
+    recommend: RecommendOptions = RecommendOptions()
     train: TrainSpec = TrainSpec()
     objective: Objective = Objective()
     devices: DeviceFilter = DeviceFilter()

@@ -79,8 +79,20 @@ def test_every_field_of_the_job_is_in_the_form_with_its_help_and_section() -> No
 
 @pytest.mark.parametrize(("given", "means"), [("auto", "auto"), ("96", 96), (" 96 ", 96), (96, 96)])
 def test_a_field_for_a_number_or_auto_accepts_text(given: object, means: object) -> None:
-    values = {"name": "a", "data.uri": "builtin:digits", "train.global_batch_size": given}
+    values = {"name": "a", "data.uri": "builtin:digits", "model.source": "m.py"}
+    values |= {"train.global_batch_size": given}
     assert Form().job(values)["train"]["global_batch_size"] == means
+
+
+def test_without_a_model_fields_of_its_recipe_that_were_left_are_not_set() -> None:
+    values = {"name": "a", "data.uri": "builtin:digits"}
+    left = Form().job(values | {"train.epochs": 5, "train.seed": 0})
+    assert "epochs" not in left["train"]
+    assert left["train"]["seed"] == 0
+    assert Form().job(values | {"train.epochs": 7})["train"]["epochs"] == 7
+    assert "model" not in left
+    given = Form().job(values | {"train.epochs": 5, "model.source": "m.py"})
+    assert given["train"]["epochs"] == 5
 
 
 @pytest.mark.parametrize(
