@@ -1,5 +1,7 @@
 """Train several candidate jobs, each as its own run, and point an alias at the best model.
 
+A job without a model stands for the best candidates that `recommend` finds for its data.
+
 If the best one's job requires approval, a person approves first.
 """
 
@@ -18,7 +20,15 @@ from trainwright.operators.assets import PROMOTED
 @task
 def candidate_jobs(params: dict[str, Any] | None = None) -> list[Any]:
     """The candidates: paths of job files, or jobs as mappings."""
-    return list((params or {})["jobs"])
+    from trainwright.operators.base import airflow_errors
+    from trainwright.operators.hooks import connection_ids, settings_of
+    from trainwright.tasks.recommend.step import candidate_jobs as with_recommended
+
+    given = params or {}
+    with airflow_errors():
+        return with_recommended(
+            list(given["jobs"]), int(given["top"]), settings_of(connection_ids())
+        )
 
 
 @task_group
@@ -57,6 +67,14 @@ with DAG(
             title="Jobs",
             description="job files on the workers; each has its own name, all have the same metric "
             "to compare",
+        ),
+        "top": Param(
+            3,
+            type="integer",
+            minimum=1,
+            maximum=20,
+            title="Recommended",
+            description="models to train for each job without a model: the best so many",
         ),
         "name": Param(
             "candidates",

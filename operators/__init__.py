@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainwright.operators.extract import ExtractOperator
     from trainwright.operators.predict import PredictOperator
     from trainwright.operators.promote import ApprovePromotionOperator, PromoteOperator
+    from trainwright.operators.recommend import RecommendOperator
     from trainwright.operators.search_lr import SearchLearningRateOperator
     from trainwright.operators.store import StoreOperator
     from trainwright.operators.train import TrainOperator
@@ -36,6 +37,7 @@ _MODULES = {
     "ExtractOperator": "extract",
     "PredictOperator": "predict",
     "PromoteOperator": "promote",
+    "RecommendOperator": "recommend",
     "ReleaseOperator": "allocate",
     "SearchLearningRateOperator": "search_lr",
     "StoreOperator": "store",
@@ -52,6 +54,7 @@ __all__ = [
     "ExtractOperator",
     "PredictOperator",
     "PromoteOperator",
+    "RecommendOperator",
     "ReleaseOperator",
     "SearchLearningRateOperator",
     "StoreOperator",

@@ -6,7 +6,17 @@ from importlib.metadata import entry_points
 from typing import Any
 
 # Every process of Airflow imports this module, so it does not import the chain. A test compares.
-_STEPS = ("validate", "extract", "estimate", "allocate", "search_lr", "train", "store", "analyze")
+_STEPS = (
+    "validate",
+    "recommend",
+    "extract",
+    "estimate",
+    "allocate",
+    "search_lr",
+    "train",
+    "store",
+    "analyze",
+)
 _TEXT = {"type": ["string", "null"]}
 
 

@@ -1,6 +1,7 @@
 """The steps of a run as values, in order, and how to run one of them.
 
-    validate → extract → estimate → allocate → search_lr → train → (release) → store → analyze
+    validate → recommend → extract → estimate → allocate → search_lr → train → (release) → store
+    → analyze
 
 A `StepSpec` holds everything that the chain, the operators, the command line, the page and the
 tests need to know about a step. A package adds a step of its own by one entry point in the group
@@ -53,6 +54,7 @@ from trainwright.tasks.runs.artefacts import (
     Result,
     Validation,
 )
+from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.runs.run import Run
 
 ENTRY_POINTS = "trainwright.steps"
@@ -99,6 +101,12 @@ _TASKS, _OPERATORS = "trainwright.tasks", "trainwright.operators"
 _BUILT_IN = (
     StepSpec(
         "validate", Validation, f"{_TASKS}.validate.step", f"{_OPERATORS}.validate:ValidateOperator"
+    ),
+    StepSpec(
+        "recommend",
+        Recommendation,
+        f"{_TASKS}.recommend.step",
+        f"{_OPERATORS}.recommend:RecommendOperator",
     ),
     StepSpec("extract", Structure, f"{_TASKS}.extract", f"{_OPERATORS}.extract:ExtractOperator"),
     StepSpec(
@@ -213,13 +221,17 @@ def signals_stop(context: RunContext) -> Iterator[None]:
 
 
 def do(context: RunContext, name: str) -> Reference:
-    """Run a step, after all earlier steps that are not done yet."""
-    wanted = step(name)
+    """Run a step, after all earlier steps that are not done yet.
+
+    A sealed run is done up to its seal: it may lack the artefact of a step that came later.
+    """
+    wanted, sealed = step(name), context.run.finished()
     for one in steps():
         if one is wanted:
             break
-        if not context.run.has(one.artefact):
+        if not sealed and not context.run.has(one.artefact):
             run_step(context, one)
+        sealed = sealed and one.artefact is not Manifest
     return run_step(context, wanted)
 
 

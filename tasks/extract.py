@@ -10,7 +10,7 @@ from typing import Any
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits, Stop
-from trainwright.infra.sandbox.client import call
+from trainwright.infra.sandbox.client import SandboxServer, call, scrubbed_environment
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import DataSchema
@@ -106,6 +106,16 @@ def extract_model(
         )
 
 
+def tracer() -> SandboxServer:
+    """A sandbox that traces several models, for `extract`. Raises TrainwrightError."""
+    try:
+        server = SandboxServer(TRACER, environment=scrubbed_environment())
+        server.wait_ready()
+    except OSError as error:
+        raise TrainwrightError(f"model: none can be traced: {error}") from error
+    return server
+
+
 def extract(
     source_folder: Path,
     entry: str,
@@ -118,8 +128,9 @@ def extract(
     precision: str = "fp32",
     accumulation: int = 1,
     label_smoothing: float = 0.0,
+    server: SandboxServer | None = None,
 ) -> Structure:
-    """The structure of one training step of a model.
+    """The structure of one training step of a model. `server`: an open `tracer`.
 
     Raises BadInput if a step fails or exceeds the limits.
     """
@@ -135,7 +146,10 @@ def extract(
         label_smoothing=label_smoothing,
     )
     try:
-        outcome = call(TRACER, request, limits, readable=[source_folder])
+        if server is None:
+            outcome = call(TRACER, request, limits, readable=[source_folder])
+        else:
+            outcome = server.ask(request, limits, readable=[source_folder])
     except OSError as error:
         raise TrainwrightError(f"model: {entry} can't be traced: {error}") from error
     if outcome.protection != "own namespaces":

@@ -61,7 +61,7 @@ def predicted(
     from trainwright.tasks.data.sources import localized
 
     if job.model is None:
-        raise BadInput("model: required field is missing; this step needs a model")
+        raise BadInput("model: required field is missing; `recommend` finds one for the data")
     pool = load_pool(job.pool)
     usable(pool, job)  # raises BadInput if there are too few
     require_possible(job, pool)
@@ -85,12 +85,16 @@ def plan_structure(
     structure: Structure,
     settings: Settings,
     calibrations: Sequence[Calibration] = (),
+    finished: Sequence[FinishedRun] | None = None,
 ) -> Plan:
-    """The plan for a job with a known structure; reads neither data nor the model's code."""
+    """The plan for a job with a known structure; reads neither data nor the model's code.
+
+    `finished`: the store's finished runs (default: they are read).
+    """
     return make_plan(
         job,
         pool,
-        _estimated(job, pool, structure, settings, calibrations),
+        _estimated(job, pool, structure, settings, calibrations, finished),
         schema,
         now=datetime.now(UTC),
     )
@@ -102,6 +106,7 @@ def _estimated(
     structure: Structure,
     settings: Settings,
     calibrations: Sequence[Calibration],
+    finished: Sequence[FinishedRun] | None = None,
 ) -> Estimate:
     from trainwright.tasks.estimate.pool_estimate import estimate
 
@@ -113,7 +118,7 @@ def _estimated(
         power=pool.power,
         backend=job.train.backend,
         settings=settings,
-        finished=_finished(devices, settings),
+        finished=finished_on(devices, settings) if finished is None else finished,
     )
 
 
@@ -135,7 +140,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _finished(devices: Sequence[Device], settings: Settings) -> list[FinishedRun]:
+def finished_on(devices: Sequence[Device], settings: Settings) -> list[FinishedRun]:
     """The store's finished runs on these device types; none, with a notice, if unreachable."""
     try:
         types = {device.type for device in devices}

@@ -61,8 +61,6 @@ def run(
         signal.signal(number, signal.default_int_handler)
     settings = Settings.from_environment()
     chosen = load_job(job, pool, changes or ())
-    if chosen.model is None:
-        raise BadInput(f"{job}: model: required field is missing; this step needs a model")
     if replay is not None:
         ensure_store(settings.store, settings)
         replay = resolve(replay, settings).uri

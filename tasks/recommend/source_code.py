@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import textwrap
 import unicodedata
@@ -85,26 +86,37 @@ def is_as_generated(text: str) -> bool:
 
 
 def write_source(folder: Path, text: str) -> Path:
-    """Write a generated source to a folder. Returns its path.
+    """Write a generated source to a folder. Returns its path. Raises BadInput.
 
-    Raises BadInput if the file there was edited, or is not a generated one.
+    Raises as `require_replaceable`, but a file with just this text may be there.
     """
     path = folder / FILE
-    if path.exists():
-        try:
-            there = path.read_bytes().decode()
-        except (OSError, UnicodeDecodeError):
-            there = ""
-        if there == text:
-            return path
-        if not is_as_generated(there):
-            raise BadInput(
-                f"{path}: was edited, and edited files are never overwritten; name it in the job "
-                "as model.source, move it away, or choose another folder"
-            )
+    if _there(path) == text:
+        return path
+    require_replaceable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
     return path
+
+
+def require_replaceable(folder: Path) -> None:
+    """Raise BadInput if the folder is none, or its model file was edited or is not generated."""
+    path = folder / FILE
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder}: is not a folder; choose another one")
+    if os.path.lexists(path) and not is_as_generated(_there(path)):
+        raise BadInput(
+            f"{path}: was edited, and edited files are never overwritten; name it in the job "
+            "as model.source, move it away, or choose another folder"
+        )
+
+
+def _there(path: Path) -> str:
+    """A file's text; empty if it is no readable text."""
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def texts_literal(name: str, values: Sequence[str], most_lines: int = _WRAPPED_LINES) -> str:

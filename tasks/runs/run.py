@@ -28,9 +28,11 @@ from trainwright.tasks.runs.artefacts import (
     Validation,
 )
 from trainwright.tasks.runs.model import ModelSource, find_model, write_model
+from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line, validated
 from trainwright.tasks.spec.job import Job, JobName
+from trainwright.tasks.spec.recipe import with_recipe
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore
 
@@ -102,8 +104,10 @@ class Run:
         return self.has(Manifest)
 
     def job(self) -> Job:
-        """The run's job."""
-        return self.read(RunJob)
+        """The run's job; with a recommended model, its recipe fills what the user did not set."""
+        job = self.read(RunJob)
+        found = self.find(Recommendation) if job.model is None else None
+        return job if found is None else with_recipe(job, found.recipe, job.given)
 
     def root(self) -> ObjectStore:
         """The whole store."""
@@ -129,7 +133,9 @@ class Run:
         """The run's model. Raises BadInput if there is none yet, CorruptArtefact if changed."""
         found = self.find_model()
         if found is None:
-            raise BadInput("model: required field is missing; this step needs a model")
+            raise BadInput(
+                "model: the run has none yet; name one in the job, or run `recommend` first"
+            )
         return found
 
     def find_model(self) -> ModelSource | None:
@@ -240,7 +246,7 @@ def open_run(
             run.write_model(model)
         moment = now()
         run.write(Status(state="running", holder=holder.name, started_at=moment, updated_at=moment))
-        run.write(RunJob.model_validate(job.model_dump(mode="json")))
+        run.write(RunJob.of(job))
         return run
     except BaseException:
         ledger.release(fresh.uri)
@@ -270,7 +276,11 @@ def _unfinished(
             break
         if worker not in (None, run.status().holder):
             continue
-        changed = _changed_fields(stored.model_dump(exclude={"schema_version"}), job.model_dump())
+        changed = _changed_fields(
+            stored.model_dump(exclude={"schema_version", "given"}), job.model_dump()
+        )
+        if job.model is None:  # then the other fields are the recommended model's
+            changed = changed or sorted({*stored.given} ^ {*RunJob.of(job).given})
         changed = changed or _changed_files(_given_files(run.find_model()), _given_files(model))
         if not changed:
             return None if lacking is not None and run.has(lacking) else run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainwright.tasks.allocate.acquire import on_devices
 from trainwright.tasks.allocate.step import replanner_of
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.runs.artefacts import LearningRateSearch
+from trainwright.tasks.runs.artefacts import LearningRateSearch, RunJob
+from trainwright.tasks.runs.run import Run
 
 
 def work(context: RunContext) -> Reference:
@@ -26,7 +27,7 @@ def work(context: RunContext) -> Reference:
                 learning_rate=given,
                 interval=(given, given),
                 source="given",
-                reason="set in the job",
+                reason="set in the job" if _is_set(run) else "of the recommended model's recipe",
             )
         else:
             search = on_devices(
@@ -43,6 +44,12 @@ def work(context: RunContext) -> Reference:
         "interval": list(search.interval),
         "source": search.source,
     }
+
+
+def _is_set(run: Run) -> bool:
+    """Whether the rate of the job's is the user's own, not the recommended model's."""
+    job = run.read(RunJob)
+    return job.model is not None or "train.learning_rate" in job.given
 
 
 def summary(reference: Reference) -> str:

@@ -135,6 +135,7 @@ def test_the_steps_are_chained_in_order_and_release_follows_train(look: Look) ->
     tasks = look()["retrain"]["tasks"]
     order = [
         "validate",
+        "recommend",
         "extract",
         "estimate",
         "allocate",

@@ -11,7 +11,7 @@ from doc_pages import ROOT
 TASKS = ROOT / "tasks"
 DECLARED: dict[str, set[str]] = {
     "validate": set(),
-    "recommend": set(),
+    "recommend": {"allocate.preview", "extract", "train.rank.optimizer"},
     "extract": set(),
     "estimate": set(),
     "allocate": {

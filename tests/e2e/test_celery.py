@@ -40,6 +40,7 @@ from trainwright.tasks.train.record.metrics import read_rows
 _log = logging.getLogger(__name__)
 STEPS = {
     "validate",
+    "recommend",
     "extract",
     "estimate",
     "allocate",

@@ -129,6 +129,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     assert document["metrics"]["accuracy"] > 0.5
     assert set(document["steps"]) == {
         "validate",
+        "recommend",
         "extract",
         "estimate",
         "allocate",
@@ -150,6 +151,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     for expected in (
         "job.json",
         "validation.json",
+        "recommendation.json",
         "structure.json",
         "estimate.json",
         "plan.json",

@@ -22,6 +22,7 @@ from trainwright.tasks.store import verify
 DAGS = Path(__file__).parents[2] / "dags"
 TASKS = {
     "validate",
+    "recommend",
     "extract",
     "estimate",
     "allocate",

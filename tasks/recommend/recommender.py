@@ -1,0 +1,171 @@
+"""From data and a job without a model to ranked candidates and the source of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.structure import Structure
+from trainwright.tasks import progress
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.recommend.candidate_costs import Costs, costs_of
+from trainwright.tasks.recommend.candidates import as_metric, candidates, with_probe
+from trainwright.tasks.recommend.proposals import Proposal, proposals
+from trainwright.tasks.recommend.reasons import against_trees, described_data, why_predicted
+from trainwright.tasks.recommend.similar_sets.benchmark_table import benchmark
+from trainwright.tasks.recommend.similar_sets.data_figures import (
+    MOST_ROWS,
+    figures_of,
+    metric_of,
+    sampled,
+)
+from trainwright.tasks.recommend.similar_sets.metric_prediction import predict_metric
+from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.trials import probe
+from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
+from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.model import ModelSource
+from trainwright.tasks.runs.recommendation import BoostedTrees, Candidate, Recommendation
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.eligibility import require_possible, usable
+from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.spec.pool import Pool
+from trainwright.tasks.spec.recipe import with_recipe
+from trainwright.tasks.units import seconds
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommendation, and the model of its first candidate."""
+
+    recommendation: Recommendation
+    model: ModelSource
+
+    @property
+    def text(self) -> str:
+        """The model's source file."""
+        return self.model.files[self.model.entry].decode()
+
+    def document(self, job: str, source: str | None = None) -> dict[str, Any]:
+        """What `recommend --json` prints; `source`: the path of the written file."""
+        document = self.recommendation.model_dump(mode="json")
+        return {"job": job, **document, "source": source, "source_text": self.text}
+
+
+def offers(job: Job, schema: DataSchema, pool: Pool) -> list[Proposal]:
+    """The models that the data can have. Raises BadInput for an impossible job, or without any."""
+    usable(pool, job)  # raises BadInput if there are too few
+    require_possible(job, pool, schema.train_rows)
+    return proposals(schema, job.recommend.templates)
+
+
+def advise(
+    job: Job,
+    given: Collection[str],
+    source: DataSpec,
+    data: Dataset,
+    pool: Pool,
+    structures: Mapping[str, Structure],
+    settings: Settings,
+    calibrations: Sequence[Calibration] = (),
+) -> Advice:
+    """The offers for a job's data, ranked.
+
+    `given`: the fields of the job that the user set. `source`: the data on this machine.
+    `structures`: those of the offers, by name.
+
+    Raises BadInput as `offers`, Infeasible with the least deadline if no candidate keeps the job's
+    limits.
+    """
+    schema = data.schema
+    offered = offers(job, schema, pool)
+    costs = costs_of(offered, structures, job, given, pool, settings, calibrations)
+    if all(one.plan is None for one in costs.values()):
+        raise _nothing_fits(job, list(costs.values()))
+    inputs, targets = data.batch(sampled(data.split.train, MOST_ROWS))
+    figures = figures_of(schema, inputs, targets)
+    predictions = {
+        one.name: predict_metric(figures, schema.task, (one.template.name, one.size), benchmark())
+        for one in offered
+    }
+    listed = candidates(schema, job.objective, costs, predictions)
+    if job.recommend.probe:
+        listed = with_probe(
+            listed, schema.task, _probed(listed, job, given, source, costs, settings)
+        )
+    first, prediction = listed[0], predictions[listed[0].name]
+    chosen, trees = costs[first.name].proposal, boosted_trees(data)
+    reason = f"{described_data(schema, figures)}; {first.name}: {first.why}"
+    header = Header(
+        data=f"{schema.rows:,} rows, target {schema.target}, SHA-256 {schema.sha256}",
+        why=why_predicted(schema, prediction),
+        command=f"trainwright recommend, for job {job.name}",
+    )
+    recommendation = Recommendation(
+        task=schema.task,
+        metric=metric_of(schema.task),
+        candidates=listed[: job.recommend.top],
+        chosen=first.name,
+        reason=reason,
+        recipe=dict(chosen.recipe),
+        figures=figures,
+        neighbours=list(prediction.neighbours) if prediction else [],
+        reference=trees,
+        notes=[_compared(schema.task, first, trees)] if trees else [],
+    )
+    return Advice(recommendation, chosen.model(header))
+
+
+def _probed(
+    listed: Sequence[Candidate],
+    job: Job,
+    given: Collection[str],
+    source: DataSpec,
+    costs: Mapping[str, Costs],
+    settings: Settings,
+) -> dict[str, float]:
+    """The errors of the best candidates in short trainings, the best first."""
+    names = [one.name for one in listed if one.feasible][: probe.MOST]
+
+    def run(name: str, rows: int, limit_s: float) -> float:
+        proposal = costs[name].proposal
+        train = with_recipe(job, proposal.recipe, given).train
+        return probe.trial(proposal.model(), source, train, settings, rows, limit_s)
+
+    total_s = probe.budget_s(job.objective.deadline)
+    errors = probe.halved(names, total_s, run) if len(names) > 1 else {}
+    if not errors:
+        message = f"{seconds(total_s)} can't compare {len(names)} candidate(s); none was tried"
+        progress.emit("notice", message=f"recommend.probe: {message}")
+    return errors
+
+
+def _compared(task: str, first: Candidate, trees: BoostedTrees) -> str:
+    probed, predicted = first.probed_metric, first.predicted_metric
+    metric = probed if probed is not None else predicted.median if predicted else None
+    error = None if metric is None else as_metric(task, metric)
+    return against_trees(
+        task, first.name, error, trees, "predicted" if probed is None else "probed"
+    )
+
+
+def _nothing_fits(job: Job, costs: Sequence[Costs]) -> Infeasible:
+    """No candidate keeps the limits: the least deadline that fits, if it is the deadline."""
+    late = [one for one in costs if one.least_deadline_s is not None]
+    if not late or job.objective.deadline is None:
+        refusal = costs[0].refusal
+        assert refusal is not None
+        return Infeasible(f"{costs[0].proposal.name}: {refusal}", **refusal.details)
+    first = min(late, key=lambda one: one.least_deadline_s or 0.0)
+    assert first.least_deadline_s is not None
+    assert first.refusal is not None
+    details = {**first.refusal.details, "candidate": first.proposal.name}
+    return Infeasible(
+        f"objective.deadline: got {seconds(job.objective.deadline)}; the least that fits is "
+        f"{seconds(first.least_deadline_s)}, for {first.proposal.name} (of {len(costs)} "
+        "candidates)",
+        **details,
+    )

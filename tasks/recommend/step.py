@@ -1,0 +1,113 @@
+"""Step `recommend`: finds a model for the run's data, if the job names none."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.runs.artefacts import RunJob
+from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.eligibility import require_possible, usable
+from trainwright.tasks.spec.job import Job, ModelSpec, load_job
+from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.spec.recipe import with_recipe
+
+if TYPE_CHECKING:
+    from trainwright.tasks.recommend.recommender import Advice
+
+_GIVEN = "the job names its model"
+_LONGEST_NAME = 63
+"""characters of a job's name"""
+
+
+def work(context: RunContext) -> Reference:
+    """Recommend a model, and write its source into the run; a job's own model stays."""
+    run = context.run
+    found = run.find(Recommendation)
+    if found is None:
+        job = run.read(RunJob)
+        if job.model is not None:
+            found = Recommendation(task=run.data().task, chosen=None, reason=_GIVEN, origin="given")
+        else:
+            settings = context.settings.replaced({"TRAINWRIGHT_STORE": run.store_uri})
+            advice = recommend(job, settings)
+            run.write_model(advice.model)
+            found = advice.recommendation
+        run.write(found)
+    return {
+        "artefact": Recommendation.FILE,
+        "chosen": found.chosen,
+        "reason": found.reason,
+        "candidates": len(found.candidates),
+    }
+
+
+def summary(reference: Reference) -> str:
+    """One line, as in `realmlp-medium, the first of 5 candidates`."""
+    if reference["chosen"] is None:
+        return str(reference["reason"])
+    return f"{reference['chosen']}, the first of {reference['candidates']} candidate(s)"
+
+
+def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Advice:
+    """The ranked candidates for a job's data, and the first one's source. Needs no run.
+
+    Raises BadInput, Infeasible.
+    """
+    from trainwright.tasks.data.prepared import prepared
+    from trainwright.tasks.data.sources import localized
+    from trainwright.tasks.recommend.candidate_costs import traced
+    from trainwright.tasks.recommend.recommender import advise, offers
+
+    given = (job if isinstance(job, RunJob) else RunJob.of(job)).given
+    pool = load_pool(job.pool)
+    usable(pool, job)  # before the data is read: raises BadInput if there are too few
+    require_possible(job, pool)
+    source = localized(job.data, settings)
+    data = prepared(source, settings.home, job.train.seed)
+    structures = traced(offers(job, data.schema, pool), job, given, settings)
+    return advise(job, given, source, data, pool, structures, settings, calibrations)
+
+
+@contextlib.contextmanager
+def completed(
+    job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()
+) -> Iterator[Job]:
+    """The job with a model: its own, or inside the block the recommended one with its recipe."""
+    if job.model is not None:
+        yield job
+        return
+    advice = recommend(job, settings, calibrations)
+    with tempfile.TemporaryDirectory(prefix="trainwright-recommended-") as name:
+        source = advice.model.unpack(Path(name)) / advice.model.entry
+        trained = with_recipe(job, advice.recommendation.recipe, RunJob.of(job).given)
+        yield trained.model_copy(update={"model": ModelSpec(source=str(source))})
+
+
+def candidate_jobs(
+    jobs: Sequence[str | dict[str, Any]], top: int, settings: Settings
+) -> list[str | dict[str, Any]]:
+    """The jobs, with one job for each of the best `top` candidates in place of one without a model.
+
+    Jobs are files or mappings. A made job has the candidate's name added to its own. Raises
+    BadInput, Infeasible.
+    """
+    found: list[str | dict[str, Any]] = []
+    for given in jobs:
+        job = load_job(given)
+        if job.model is not None:
+            found.append(given)
+            continue
+        listed = recommend(job, settings).recommendation.candidates
+        values = job.model_dump(mode="json", exclude_unset=True)
+        for one in [one for one in listed if one.feasible][:top]:
+            options = {**values.get("recommend", {}), "templates": [one.name], "probe": False}
+            name = f"{job.name[: _LONGEST_NAME - len(one.name) - 1]}-{one.name}"
+            found.append({**values, "name": name, "recommend": options})
+    return found

@@ -1,0 +1,108 @@
+"""Gradient-boosted trees on a table, as a reference that the candidates are compared with.
+
+LightGBM if it is installed (extra `recommend`), else scikit-learn's histogram gradient boosting.
+They are trained on a sample of the training rows and tested on validation rows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np  # noqa: TID253 - loaded only to recommend
+from threadpoolctl import threadpool_limits
+
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.recommend.similar_sets.data_figures import sampled
+from trainwright.tasks.runs.recommendation import BoostedTrees
+
+Array = np.ndarray[Any, Any]
+_MOST_ROWS = 20_000
+_MOST_CLASSES = 30
+_MOST_CATEGORY = 255
+"""Values of a category that scikit-learn can tell apart; a category with more is a number."""
+_ROUNDS, _RATE, _PATIENCE, _SEED = 300, 0.05, 20, 0
+_MOST_TREES = 1_000
+"""A round has one tree for each class."""
+
+
+def boosted_trees(data: Dataset) -> BoostedTrees | None:
+    """What they reach on a table; None for other data, or for very many classes."""
+    schema = data.schema
+    if not schema.task.startswith("tabular") or len(schema.classes or ()) > _MOST_CLASSES:
+        return None
+    if set(data.inputs) - {"inputs", "numbers", "categories"}:
+        return None
+    started = time.perf_counter()
+    train = sampled(data.split.train, _MOST_ROWS)
+    known, right = _table(data, train)
+    asked, wanted = _table(data, sampled(data.split.validation, _MOST_ROWS))
+    classes = schema.classes is not None
+    if classes and len(np.unique(right)) < 2:
+        return None
+    categories = [
+        place
+        for place, column in enumerate(_order(data))
+        if column is not None and column <= _MOST_CATEGORY
+    ]
+    rounds = min(_ROUNDS, _MOST_TREES // max(1, len(schema.classes or ())))
+    library, model = _model(classes, categories, rounds, len(train))
+    with threadpool_limits(1):
+        model.fit(known, right)
+        predicted = model.predict(asked)
+    metric = (
+        float((predicted == wanted).mean())
+        if classes
+        else math.sqrt(float(np.square(predicted - wanted).mean()))
+    )
+    return BoostedTrees(
+        library=library,
+        metric=metric,
+        rows=len(train),
+        duration_s=time.perf_counter() - started,
+    )
+
+
+def _model(classes: bool, categories: list[int], rounds: int, rows: int) -> tuple[str, Any]:
+    """The library, and a new model of at most so many rounds for so many rows."""
+    if importlib.util.find_spec("lightgbm") is not None:
+        import lightgbm
+
+        kind = lightgbm.LGBMClassifier if classes else lightgbm.LGBMRegressor
+        return "LightGBM", kind(
+            n_estimators=rounds, learning_rate=_RATE, n_jobs=1, verbose=-1, random_state=_SEED
+        )
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    made = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
+    return "scikit-learn", made(
+        max_iter=rounds,
+        learning_rate=_RATE,
+        categorical_features=categories or None,
+        early_stopping=rows >= 1_000,
+        n_iter_no_change=_PATIENCE,
+        random_state=_SEED,
+    )
+
+
+def _order(data: Dataset) -> list[int | None]:
+    """The columns of `_table`: the vocabulary of each category, None for a number."""
+    numbers = [None for one in data.schema.columns if one.kind != "category"]
+    if not data.schema.columns:
+        numbers = [None] * sum(math.prod(shape) for shape in data.schema.inputs.values())
+    codes = [one.vocabulary for one in data.schema.columns if one.kind == "category"]
+    return [*numbers, *codes]
+
+
+def _table(data: Dataset, rows: Array) -> tuple[Array, Array]:
+    """The rows as one array of numbers, the category codes last, and their targets."""
+    arrays, targets = data.batch(rows)
+    return np.concatenate(list(_columns(arrays).values()), 1), targets
+
+
+def _columns(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    order = sorted(arrays, key=lambda name: name == "categories")
+    return {name: arrays[name].reshape(len(arrays[name]), -1).astype(np.float64) for name in order}

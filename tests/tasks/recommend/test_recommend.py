@@ -1,0 +1,152 @@
+"""From data to ranked candidates and a source, without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import doors
+import numpy as np
+import pytest
+from command_line import run
+from small_jobs import table_job, write_table
+
+from trainwright.tasks.errors import BadInput, Infeasible
+from trainwright.tasks.recommend.source_code import is_as_generated
+from trainwright.tasks.recommend.step import candidate_jobs, completed, recommend
+from trainwright.tasks.spec.job import load_job
+
+
+@pytest.fixture(autouse=True)
+def _alone(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
+
+
+def write_job(folder: Path, **fields: object) -> str:
+    """The job of `table_job` as a file."""
+    path = folder / "job.json"
+    job = table_job(folder)
+    values = {"name": "small", "pool": job.pool, "data": {"uri": job.data.uri}} | fields
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+def test_the_command_ranks_candidates_and_writes_the_first_ones_source(tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    command = ("recommend", write_job(tmp_path), "--out", str(out), "--json")
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["task"] == "tabular-classification"
+    first = found["candidates"][0]
+    assert found["chosen"] == first["name"]
+    assert first["parameters"] > 0
+    assert first["duration_s"]["low"] <= first["duration_s"]["median"]
+    assert first["cost"]["median"] > 0
+    assert first["why"]
+    assert "320 training rows" in found["reason"]
+    assert found["reference"]["metric"] > 0.5
+    text = Path(found["source"]).read_text()
+    assert text == found["source_text"]
+    assert is_as_generated(text)
+    again = json.loads(run(*command).stdout)
+    assert again["source_text"] == text  # the same bytes
+
+
+def test_an_edited_source_is_never_overwritten_and_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("# mine\n")
+    done = run("recommend", write_job(tmp_path), "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "model.py: was edited, and edited files are never overwritten" in done.stderr
+    assert (tmp_path / "model.py").read_text() == "# mine\n"
+
+
+def test_the_screen_shows_a_table_and_the_reasons(tmp_path: Path) -> None:
+    done = run("recommend", write_job(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("models for tabular-classification")
+    assert any(line.startswith("1. ") for line in lines)
+    assert "boosted trees (" in done.stdout
+
+
+def test_a_deadline_below_all_candidates_names_the_least_that_fits_which_then_does(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        Infeasible, match=r"objective\.deadline: got 1 ms; the least that fits is"
+    ):
+        recommend(table_job(tmp_path, objective={"deadline": "1ms"}), doors.settings())
+    done = run("recommend", write_job(tmp_path), "--set", "objective.deadline=1ms", "--json")
+    assert done.returncode == 3
+    error = json.loads(done.stdout)["error"]
+    assert error["binding"] == "deadline"
+    least = error["nearest_deadline_s"]
+    found = recommend(table_job(tmp_path, objective={"deadline": f"{least}s"}), doors.settings())
+    assert found.recommendation.candidates[0].feasible
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"recommend": {"templates": ["oracle"]}},
+            r"recommend\.templates: got 'oracle'; allowed: ",
+        ),
+        ({"data": {"task": "custom"}}, "a custom task has no template"),
+    ],
+)
+def test_without_a_template_one_line_says_so(
+    tmp_path: Path, fields: dict[str, dict[str, object]], says: str
+) -> None:
+    uri = str(write_table(tmp_path / "table.csv"))
+    if "data" in fields:
+        fields = {"data": {"uri": uri, **fields["data"]}}
+    with pytest.raises(BadInput, match=says):
+        recommend(table_job(tmp_path, **fields), doors.settings())
+
+
+def test_no_more_candidates_are_listed_than_asked_for_and_a_batch_fits_few_rows(
+    tmp_path: Path,
+) -> None:
+    write_table(tmp_path / "table.csv", rows=60)
+    found = recommend(table_job(tmp_path, recommend={"top": 1}), doors.settings()).recommendation
+    assert len(found.candidates) == 1
+    assert found.recipe["train.global_batch_size"] <= 48
+
+
+def test_a_job_without_a_model_is_planned_with_the_recommended_one(tmp_path: Path) -> None:
+    job = table_job(tmp_path, train={"epochs": 3})
+    with completed(job, doors.settings()) as whole:
+        assert whole.model is not None
+        source = Path(whole.model.source)
+        assert source.is_file()
+        assert whole.train.epochs == 3
+        assert whole.train.optimizer.name == "adam"
+    assert not source.exists()
+    done = run("plan", write_job(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["epochs"] > 5
+
+
+def test_a_job_without_a_model_stands_for_its_best_candidates(tmp_path: Path) -> None:
+    path = write_job(tmp_path, train={"seed": 3}, recommend={"probe": True})
+    given = {"name": "other", "data": {"uri": "builtin:digits"}, "model": {"source": "m.py"}}
+    first, *rest = candidate_jobs([given, path], 2, doors.settings())
+    assert first == given
+    assert 1 <= len(rest) <= 2
+    for one in rest:
+        assert isinstance(one, dict)
+        (name,) = one["recommend"]["templates"]
+        assert one["name"] == f"small-{name}"
+        assert one["train"] == {"seed": 3}  # the recipe may fill the rest
+        assert one["recommend"]["probe"] is False
+        found = recommend(load_job(one), doors.settings()).recommendation
+        assert [candidate.name for candidate in found.candidates] == [name]
+
+
+def test_the_command_leaves_the_jobs_own_model_out_of_account(tmp_path: Path) -> None:
+    job = write_job(tmp_path, model={"source": "nowhere.py"})
+    done = run("recommend", job, "--json")
+    assert done.returncode == 0, done.stderr
+    assert np.isfinite(json.loads(done.stdout)["candidates"][0]["duration_s"]["median"])

@@ -1,0 +1,99 @@
+"""Short trainings in one process, successive halving, and the boosted trees beside them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import doors
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_jobs import table_job, write_table
+
+from trainwright.tasks.data import dataset
+from trainwright.tasks.recommend.proposals import proposals
+from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
+from trainwright.tasks.recommend.trials.probe import MOST, budget_s, halved, trial
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.recipe import with_recipe
+
+names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=MOST, unique=True)
+
+
+@given(names, st.floats(1, 1000), st.lists(st.floats(0, 1), min_size=6, max_size=6))
+def test_halving_keeps_its_time_and_ends_with_the_best_of_the_last_round(
+    compared: list[str], total_s: float, given_errors: list[float]
+) -> None:
+    errors = dict(zip("abcdef", given_errors, strict=True))
+    calls: list[tuple[str, int, float]] = []
+
+    def run(name: str, rows: int, limit_s: float) -> float:
+        calls.append((name, rows, limit_s))
+        return errors[name]
+
+    found = halved(compared, total_s, run)
+    assert sum(limit for _, _, limit in calls) <= total_s
+    if not calls:
+        assert found == {}
+        return
+    assert set(found) == set(compared)
+    assert list(found.values()) == sorted(found.values())
+    last = max(rows for _, rows, _ in calls)
+    assert next(iter(found)) in [name for name, rows, _ in calls if rows == last]
+
+
+def test_a_probe_takes_at_most_a_tenth_of_the_deadline() -> None:
+    assert budget_s(600.0) == pytest.approx(60.0)
+
+
+def test_a_trial_in_its_own_process_learns_within_its_time(tmp_path: Path, home: Path) -> None:
+    job = table_job(tmp_path)
+    (proposal, *_) = proposals(dataset.describe(job.data))
+    train = with_recipe(job, proposal.recipe, []).train
+    error = trial(proposal.model(), job.data, train, doors.settings(), 200, 20.0)
+    assert error < 0.3
+
+
+def test_a_source_that_fails_in_a_trial_is_one_line(tmp_path: Path, home: Path) -> None:
+    from trainwright.tasks.errors import BadInput
+    from trainwright.tasks.runs.model import ModelSource
+
+    job = table_job(tmp_path)
+    broken = ModelSource({"model.py": b"def build_model(): return 3\n"}, "model.py")
+    with pytest.raises(BadInput, match="returned a int"):
+        trial(broken, job.data, job.train, doors.settings(), 200, 20.0)
+
+
+def test_boosted_trees_learn_what_a_line_cannot(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    a, b = draw.uniform(-1, 1, 900), draw.uniform(-1, 1, 900)
+    path = tmp_path / "t.csv"
+    rows = [f"{x:.4f},{y:.4f},{'ab'[int(x * y > 0)]}" for x, y in zip(a, b, strict=True)]
+    path.write_text("\n".join(["x,y,label", *rows]) + "\n")
+    found = boosted_trees(dataset.load(DataSpec(uri=str(path))))
+    assert found is not None
+    assert found.metric > 0.9
+    assert found.rows == 720
+
+
+def test_boosted_trees_take_texts_gaps_and_numbers_as_targets(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv")
+    spec = DataSpec(uri=str(path), target="a", missing="keep")
+    found = boosted_trees(dataset.load(spec))
+    assert found is not None
+    assert 0 < found.metric < 1.2
+
+
+def test_there_are_no_trees_for_images_or_for_one_class_in_training() -> None:
+    digits = dataset.load(DataSpec(uri="builtin:digits"))
+    assert boosted_trees(digits) is None
+    table = replace(
+        digits,
+        schema=digits.schema.model_copy(update={"task": "tabular-classification"}),
+        split=replace(digits.split, train=np.flatnonzero(digits.targets == 3)),
+    )
+    assert boosted_trees(table) is None
+    assert math.isfinite(len(table.targets))
