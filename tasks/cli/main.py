@@ -21,6 +21,7 @@ from trainwright.tasks.cli import (
     model_commands,
     plan_commands,
     predict_command,
+    recommend_command,
     run_commands,
     serve_command,
     stack_commands,
@@ -54,6 +55,7 @@ app = typer.Typer(
 for command in (
     run_commands.run,
     plan_commands.validate,
+    recommend_command.recommend,
     model_commands.extract,
     model_commands.calibrate,
     model_commands.estimate,

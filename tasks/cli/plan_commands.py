@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,7 +118,7 @@ def plan(
 ) -> None:
     """Show the plan for a job: devices, batch shares, predicted time, energy and cost.
 
-    No device is leased.
+    For a job without a model, the plan is that of the recommended one. No device is leased.
     """
     from trainwright.tasks.allocate.preview import plan_job, plan_jobs
     from trainwright.tasks.cli.screens import console
@@ -126,6 +127,7 @@ def plan(
     from trainwright.tasks.cli.screens.plan_screen import show_plan
     from trainwright.tasks.errors import BadInput, Infeasible
     from trainwright.tasks.estimate.calibrate import given
+    from trainwright.tasks.recommend.step import completed
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
 
@@ -137,11 +139,14 @@ def plan(
         check_plot(plot)
     with console.working("reading calibrations"):
         measured = [given(file) for file in calibration or []]
+    loaded = [load_job(job, pool, changes or ()) for job in jobs]
     if len(jobs) > 1:
-        with console.working("tracing the models, predicting, planning"):
-            joint = plan_jobs(
-                [load_job(job, pool, changes or ()) for job in jobs], settings, measured
-            )
+        with (
+            console.working("tracing the models, predicting, planning"),
+            contextlib.ExitStack() as sources,
+        ):
+            whole = [sources.enter_context(completed(one, settings, measured)) for one in loaded]
+            joint = plan_jobs(whole, settings, measured)
         if as_json and joint.feasible:
             print_model(joint)
         elif not as_json:
@@ -155,8 +160,11 @@ def plan(
                 plan=joint.model_dump(mode="json"),
             )
         return
-    with console.working("tracing the model, predicting, planning"):
-        result = plan_job(load_job(jobs[0], pool, changes or ()), settings, measured)
+    with (
+        console.working("tracing the model, predicting, planning"),
+        completed(loaded[0], settings, measured) as whole_job,
+    ):
+        result = plan_job(whole_job, settings, measured)
     if plot is not None:
         write_front(result, plot)
     if as_json:

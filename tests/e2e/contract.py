@@ -34,6 +34,7 @@ FILE = Path(__file__).with_name("golden") / "contract.json"
 COMMANDS = (
     "run",
     "validate",
+    "recommend",
     "extract",
     "calibrate",
     "estimate",
@@ -58,6 +59,7 @@ DATA_KEYS = (
     "front[[]].devices",
     "batches[[]].devices",
     "*config",
+    "*recipe",
     "*inputs",
     "*input_dtypes",
     "versions",
@@ -75,6 +77,7 @@ OPAQUE = (
     "*kwargs.[*]",
     "*sample_rows[[]].[*]",
     "*config.[*]",
+    "*recipe.[*]",
 )
 """Fields that contain the user's data, or another library's."""
 NULLABLE = ("reference", "power")
@@ -143,7 +146,11 @@ MODELS = {
 BAD_CSV = "a,b,label\n" + "".join(
     f"{n},{'' if n == 13 else n % 3},{'xy'[n % 2]}\n" for n in range(60)
 )
+GOOD_CSV = "a,b,label\n" + "".join(
+    f"{n % 17},{['red', 'green', ''][n % 3]},{'xy'[n % 17 > 8]}\n" for n in range(90)
+)
 FILES = {
+    "advice.csv": GOOD_CSV,
     "empty.yaml": "",
     "list.yaml": "- a",
     "open.yaml": "{",
@@ -303,6 +310,17 @@ class Examples:
         return folder_of(self("train")["run"])
 
 
+def advice(name: str = "advice", /, **changes: Any) -> dict[str, Any]:
+    """A valid job without a model."""
+    values = job(name, data={"uri": "advice.csv"}, devices={"min_count": 1}, **changes)
+    return {key: value for key, value in values.items() if key not in ("model", "train")}
+
+
+def _recommend(here: Examples) -> Any:
+    job_file = str(here.place.write("advice.yaml", advice()))
+    return here.place.done("recommend", job_file, "--out", "advised")
+
+
 def _calibrate(here: Examples, *more: str) -> Any:
     out = here.place.folder / ("few.json" if "--probes" in more else "cpu.json")
     given = ("--budget", "1", "--most-drift", "1e9", "--out", str(out))
@@ -411,6 +429,7 @@ def _up(here: Examples) -> Any:
 
 EXAMPLES: dict[str, Callable[[Examples], Any]] = {
     "validate": lambda here: here.place.done("validate", here.write_job("validated")),
+    "recommend": _recommend,
     "extract": lambda here: here.place.done("extract", "alone.py", "--config", "width=4"),
     "calibrate": _calibrate,
     "calibrate --probes": lambda here: _calibrate(here, "--probes"),
@@ -581,6 +600,12 @@ REFUSALS: dict[str, Bad] = {
     "config no assignment": Bad(("extract", "alone.py", "--config", "width")),
     "precision unknown": Bad(("extract", "alone.py", "--precision", "fp7")),
     "batch size zero": Bad(("extract", "alone.py", "--batch-size", "0")),
+    # recommendations
+    "template unknown": Bad(("recommend", "JOB"), advice(recommend={"templates": ["oracle"]})),
+    "deadline below every candidate": Bad(
+        ("recommend", "JOB"), advice(objective={"deadline": "1us"})
+    ),
+    "recommended over a file": Bad(("recommend", "JOB", "--out", "notes.txt"), advice()),
     # estimates and calibrations
     "no device to estimate": Bad(("estimate", "alone.py", "--batch-size", "8")),
     "batch size no number": Bad(

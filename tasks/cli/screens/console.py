@@ -184,6 +184,11 @@ def show_run(document: dict[str, Any]) -> None:
             document["target_reached"]
         ]
         lines.append(("target", f"{target['metric']} {target['value']:g}: {reached}"))
+    if model := document["recommended"]:
+        recipe = ", ".join(
+            f"{name.removeprefix('train.')} {value}" for name, value in model["recipe"].items()
+        )
+        lines += [("recommended model", f"{model['name']}: {model['why']}"), ("its recipe", recipe)]
     early = document["early_stopped"]
     if early is not None:
         lines.append(("early stopping", early["reason"]))
