@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.runs.artefacts import Estimate, LearningRateSearch, Plan, Result
+from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.train.checkpoint import fence
@@ -19,6 +20,7 @@ def summary(run: Run) -> dict[str, Any]:
         run.find(LearningRateSearch),
     )
     estimate, target = run.find(Estimate), run.job().train.target
+    recommendation = run.find(Recommendation)
     kept = _checkpoints(run, result)
     files = {item.key for item in run.objects.list("report/")}
     document: dict[str, Any] = {
@@ -35,6 +37,7 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": status.steps,
         "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],
         "planned": [device.model_dump(mode="json") for device in plan.devices] if plan else [],
+        "recommended": _recommended(recommendation),
         "learning_rate": search.learning_rate if search else None,
         "learning_rate_reason": search.reason if search else None,
         "learning_rate_plot": f"{run.uri}/{search.plot}" if search and search.plot else None,
@@ -55,6 +58,21 @@ def summary(run: Run) -> dict[str, Any]:
     if status.error is not None:
         document["error"] = status.error
     return document
+
+
+def _recommended(found: Recommendation | None) -> dict[str, Any] | None:
+    """The recommended model and its recipe; None for a job that names its model."""
+    if found is None or found.chosen is None:
+        return None
+    first = found.candidates[0].model_dump(mode="json")
+    return {
+        "name": found.chosen,
+        "metric": found.metric,
+        "predicted_metric": first["predicted_metric"],
+        "why": first["why"],
+        "recipe": found.recipe,
+        "notes": found.notes,
+    }
 
 
 def _checkpoints(run: Run, result: Result | None) -> dict[int, str]:

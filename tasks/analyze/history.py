@@ -23,6 +23,7 @@ from trainwright.tasks.runs.artefacts import (
     Status,
     Validation,
 )
+from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.store import seal_folder
@@ -63,7 +64,8 @@ def analyze(run: Run, engine: Engine = "dask") -> Report:
         devices=device_use(table, result, engine),
         history=compared,
     )
-    html = page(run, report, result, run.find(LearningRateSearch), run.find(Validation), table)
+    search, validation = run.find(LearningRateSearch), run.find(Validation)
+    html = page(run, report, result, search, validation, table, run.find(Recommendation))
     run.objects.put(report.html, html.encode())
     run.write(report)
     seal_folder(run.objects, "report/")

@@ -6,9 +6,10 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.analyze.report_tables import by_class, early_stop
+from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended
 from trainwright.tasks.html_page import STYLE, html_page, table, tiles
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
+from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
 from trainwright.tasks.units import amount, seconds, size
@@ -28,6 +29,7 @@ def page(
     search: LearningRateSearch | None,
     validation: Validation | None,
     steps: pd.DataFrame,
+    recommendation: Recommendation | None = None,
 ) -> str:
     """The page. All names that users chose are escaped."""
     from bokeh.embed import components
@@ -56,6 +58,7 @@ def page(
         "<h2>Learning</h2>" + early_stop(result.early_stopped) + chart.get("epochs", ""),
         by_class(result.by_class) if result.by_class is not None else "",
         "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
+        recommended(recommendation),
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
         f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>",

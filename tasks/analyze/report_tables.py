@@ -1,16 +1,50 @@
-"""HTML tables of a classification by class."""
+"""HTML tables of the report: of recommended models, and of a classification by class."""
 
 from __future__ import annotations
 
 from html import escape
 
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.html_page import table
 from trainwright.tasks.runs.artefacts import ClassMetrics, EarlyStop
+from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.units import plain, seconds
 
 
 def early_stop(found: EarlyStop | None) -> str:
     """The reason for an early stop; empty without one."""
     return f"<p>Training {escape(found.reason)}.</p>" if found is not None else ""
+
+
+def recommended(found: Recommendation | None) -> str:
+    """The candidates for the run's model, and why the first was chosen; empty for a given model."""
+    if found is None or found.chosen is None:
+        return ""
+    rows = [
+        [
+            str(place),
+            escape(one.name),
+            f"{one.parameters:,}",
+            _predicted(one.predicted_metric),
+            seconds(one.duration_s.median) if one.duration_s else "–",
+            escape(one.why),
+        ]
+        for place, one in enumerate(found.candidates, 1)
+    ]
+    metric = escape(f"{found.metric or 'metric'} (80 %)")
+    columns = ["", "candidate", "parameters", metric, "time", "why"]
+    recipe = "; ".join(f"{name} {value}" for name, value in found.recipe.items())
+    notes = "".join(f"<p>{escape(note)}</p>" for note in found.notes)
+    return (
+        f"<h2>Recommended model</h2><p>{escape(found.reason)}</p>"
+        f"{table(columns, rows, {2, 4})}{notes}<p>Recipe: {escape(recipe)}</p>"
+    )
+
+
+def _predicted(one: Interval | None) -> str:
+    if one is None:
+        return "unknown"
+    return f"{plain(one.median, 4)} ({plain(one.low, 4)} to {plain(one.high, 4)})"
 
 
 def by_class(found: ClassMetrics) -> str:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from trainwright.estimator.curves import Interval, Mode
 from trainwright.tasks.runs.artefacts import Plan
 from trainwright.tasks.runs.listing import RunRow
+from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.spec.pool import Device
 
 
@@ -59,6 +60,14 @@ class Infeasibility(BaseModel):
 
     error: Problem
     feasible: Literal[False]
+
+
+class RecommendationAnswer(Recommendation):
+    """`trainwright recommend --json`"""
+
+    job: str
+    source: None
+    source_text: str
 
 
 class DeviceState(Device):

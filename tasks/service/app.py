@@ -3,6 +3,7 @@
 | route | role | answers |
 |---|---|---|
 | POST /plans | read; run if it reads code or data | as `plan --json`, also if infeasible |
+| POST /recommendations | run | as `recommend --json` |
 | POST /estimates | read; run with `model` | as `estimate --json` |
 | POST /structures | run | structure.json, as `extract --json` |
 | GET /pool?name=… | read | as `pool --json` |
@@ -47,6 +48,7 @@ from trainwright.tasks.service.answer_models import (
     Infeasibility,
     PlanAnswer,
     PoolState,
+    RecommendationAnswer,
     ServedNames,
     StepEstimate,
 )
@@ -58,7 +60,12 @@ from trainwright.tasks.service.records.routes import (
     add_run_routes,
     add_tensorboard_routes,
 )
-from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
+from trainwright.tasks.service.requests import (
+    EstimateRequest,
+    PlanRequest,
+    RecommendRequest,
+    StructureRequest,
+)
 from trainwright.tasks.service.service import Service
 from trainwright.tasks.spec.documents import problems_line
 
@@ -151,6 +158,17 @@ def create_app(
             if kept is not None
             else await _unless_disconnected(request, service.plan(body, caller))
         )
+
+    @app.post(
+        "/recommendations",
+        dependencies=checked,
+        response_model=RecommendationAnswer | Infeasibility,
+        **schema.body(RecommendRequest),
+    )
+    async def recommendations(request: Request, caller: AnyCaller) -> Response:
+        """Models for a job's data, ranked, and the code of the first one."""
+        body = await received(request)
+        return await _unless_disconnected(request, service.recommend(body, caller))
 
     @app.post(
         "/estimates",

@@ -220,3 +220,24 @@ class PlanRequest(Job):
     def job(self) -> dict[str, Any]:
         """The fields of the job file, without model and pool."""
         return self.model_dump(mode="json", include=set(Job.model_fields) - {"pool", "model"})
+
+
+class RecommendRequest(Job):
+    """A job file's content without a model."""
+
+    pool: NameOrPool | None = Field(  # type: ignore[assignment]  # wider than the file's
+        default=None,
+        description="its name, file or content; default: the server's machine",
+    )
+    model: None = Field(default=None, description="left out: it is what is asked for")
+    calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
+
+    @model_validator(mode="after")
+    def _trains_nothing(self) -> RecommendRequest:
+        if self.recommend.probe:
+            raise ValueError("recommend.probe: false; only a run or the command line trains")
+        return self
+
+    def job(self) -> dict[str, Any]:
+        """The fields of the job file, without pool."""
+        return self.model_dump(mode="json", include=set(Job.model_fields) - {"pool"})

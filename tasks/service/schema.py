@@ -11,9 +11,19 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from trainwright.tasks.service.answer_models import ErrorAnswer
-from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
+from trainwright.tasks.service.requests import (
+    EstimateRequest,
+    PlanRequest,
+    RecommendRequest,
+    StructureRequest,
+)
 
-_BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, StructureRequest)
+_BODIES: tuple[type[BaseModel], ...] = (
+    PlanRequest,
+    EstimateRequest,
+    StructureRequest,
+    RecommendRequest,
+)
 _IN_COMPONENTS = "#/components/schemas/{model}"
 _MORE = {
     408: "the body did not arrive in time",

@@ -29,6 +29,7 @@ from trainwright.tasks.service.records.tensorboards import TensorBoards
 from trainwright.tasks.service.requests import (
     EstimateRequest,
     PlanRequest,
+    RecommendRequest,
     SentSpec,
     StructureRequest,
 )
@@ -38,6 +39,7 @@ from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
+from trainwright.tasks.spec.recipe import given_fields
 
 _FOREVER = float("inf")
 PLAN_LIFETIME_S = 60.0
@@ -182,6 +184,32 @@ class Service:
         }
         plan = await self._computed(asked, PLAN_LIFETIME_S)
         return await asyncio.to_thread(_with_held, plan, pool, request, self._settings)
+
+    async def recommend(self, body: bytes, caller: Caller) -> bytes:
+        """`trainwright recommend --json`. Raises Forbidden without the right to start runs."""
+        caller.needs_run("reading data")
+        key = content_key("recommend", caller.role, body)
+        request = validated(RecommendRequest, limits.parse(body), "request")
+        if isinstance(request.pool, Pool):
+            pool: Pool = request.pool
+        else:
+            pool = await asyncio.to_thread(self.served.pool, request.pool)
+        return await self._work.do(key, partial(self._recommend, request, pool))
+
+    async def _recommend(self, request: RecommendRequest, pool: Pool) -> bytes:
+        data = await asyncio.to_thread(self.served.data, request.data)
+        asked = {
+            "job": request.job() | {"data": data.model_dump(mode="json")},
+            "given": given_fields(request),
+            "pool": pool.model_dump(mode="json") if request.pool else None,
+            "calibrations": [one.model_dump(mode="json") for one in request.calibrations],
+        }
+        offered = json.loads(await self._computed(asked | {"call": "offers"}, 0.0))
+        structures = {}
+        for one in offered:
+            traced = validated(StructureRequest, one["request"], "request")
+            structures[one["name"]] = json.loads(await self._structure(traced, slot=False))
+        return await self._computed(asked | {"call": "recommend", "structures": structures}, 0.0)
 
     async def pool(self, name: str | None) -> bytes:
         """`trainwright pool --json`."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_line import run as command
 from finished_run import begin_run, finished_training, write_checkpoints, write_outcome
+from recommended_model import recommendation
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Plan, Result
@@ -93,3 +94,16 @@ def test_the_summary_says_whether_the_target_was_reached(
     document, lines = shown(run)
     assert document["target"] == {"metric": "accuracy", "value": 0.97}
     assert f"target accuracy 0.97: {says}" in lines
+
+
+def test_a_recommended_model_is_shown_with_its_reason_and_recipe(
+    home: Path, tmp_path: Path
+) -> None:
+    run = finished_training(tmp_path.as_uri())
+    assert shown(run)[0]["recommended"] is None
+    run.write(recommendation())
+    document, lines = shown(run)
+    assert document["recommended"]["name"] == "linear-small"
+    assert document["recommended"]["recipe"] == {"train.epochs": 30}
+    assert "recommended model linear-small: it <is> the simplest" in lines
+    assert "its recipe epochs 30" in lines

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.predict.calibration import Calibration, parse
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.allocate.preview import plan_structure
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
 from trainwright.tasks.estimate.step import estimate_step
+from trainwright.tasks.extract import batch_spec
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import DataSpec, Job, require_metrics
 from trainwright.tasks.spec.pool import Device, Pool, load_pool
+from trainwright.tasks.spec.recipe import with_recipe
+
+if TYPE_CHECKING:
+    from trainwright.tasks.data.dataset import Dataset
 
 
 def answer(request: dict[str, Any]) -> str:
@@ -98,6 +104,50 @@ def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration
         )
 
 
+def _offers(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The models that a job's data can have, each with the request for its structure."""
+    from trainwright.tasks.recommend.recommender import offers
+
+    job, pool, data = _job_with_data(request)
+    spec = batch_spec(data.schema).model_dump(mode="json")
+    found = []
+    for one in offers(job, data.schema, pool):
+        train, model = with_recipe(job, one.recipe, request["given"]).train, one.model()
+        files = {name: content.decode() for name, content in model.files.items()}
+        traced = {
+            "model": {"source": model.entry, "files": files},
+            "optimizer": train.optimizer.model_dump(mode="json"),
+            "precision": train.precision,
+            "spec": spec,
+        }
+        found.append({"name": one.name, "request": traced})
+    return found
+
+
+def _recommend(request: dict[str, Any]) -> dict[str, Any]:
+    from trainwright.tasks.recommend.recommender import advise
+
+    job, pool, data = _job_with_data(request)
+    structures = {
+        name: Structure.model_validate(one) for name, one in request["structures"].items()
+    }
+    calibrations = [_calibration(one) for one in request["calibrations"]]
+    settings = Settings.from_environment()
+    return advise(
+        job, request["given"], job.data, data, pool, structures, settings, calibrations
+    ).document(job.name)
+
+
+def _job_with_data(request: dict[str, Any]) -> tuple[Job, Pool, Dataset]:
+    from trainwright.tasks.data import dataset
+    from trainwright.tasks.data.sources import localized
+
+    job = Job.model_validate(request["job"])
+    pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
+    local = job.model_copy(update={"data": localized(job.data, Settings.from_environment())})
+    return local, pool, dataset.load(local.data, local.train.seed)
+
+
 def _schema(request: dict[str, Any]) -> dict[str, Any]:
     from trainwright.tasks.data import dataset
     from trainwright.tasks.data.sources import localized
@@ -116,4 +166,11 @@ def _warm_up(_: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_CALLS = {"estimate": _estimate, "plan": _plan, "schema": _schema, "warm_up": _warm_up}
+_CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "estimate": _estimate,
+    "plan": _plan,
+    "schema": _schema,
+    "offers": _offers,
+    "recommend": _recommend,
+    "warm_up": _warm_up,
+}

@@ -15,6 +15,7 @@ import doors
 import pandas as pd
 import pytest
 from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
+from recommended_model import recommendation
 
 from trainwright.estimator.curves import Affine, Interval
 from trainwright.tasks.analyze import history as step
@@ -393,6 +394,19 @@ def test_devices_missing_from_the_estimate_are_left_out_of_the_comparison(
 def test_an_earlier_run_of_zero_duration_is_handled(store: str) -> None:
     write_outcome(finished_training(store, "small", 1), metrics={"accuracy": 0.9}, duration_s=0.0)
     assert analyze(finished_training(store, "small", 2), store).runs_compared == 1
+
+
+def test_a_recommended_model_is_on_the_page_as_text(store: str) -> None:
+    run = finished_training(store)
+    analyze(run, store)
+    assert "Recommended model" not in _page(run).text
+    run.write(recommendation())
+    analyze(run, store)
+    text = _page(run).text
+    assert "Recommended model" in text
+    assert "it <is> the simplest" in text
+    assert "the data has a & b" in text
+    assert "train.epochs 30" in text
 
 
 def test_a_metric_that_a_model_names_is_text_on_the_page(store: str) -> None:

@@ -24,6 +24,7 @@ from finished_run import (
     write_outcome,
 )
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
+from small_jobs import write_table
 
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts import Plan
@@ -327,6 +328,30 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
     tab.complaints[:] = [
         one for one in tab.complaints if "422" not in one
     ]  # the browser's own line on that answer
+
+
+def test_a_what_if_without_a_model_shows_the_apis_recommendation(tab: Watched, home: Path) -> None:
+    table = write_table(home / "pools" / "table.csv")
+    page = tab.open("what-if")
+    page.route(
+        "**/recommendations",
+        lambda route: route.continue_(
+            post_data=json.dumps(json.loads(route.request.post_data) | {"pool": POOL})
+        ),
+    )
+    page.select_option("select[name=model]", "recommend:")
+    page.select_option("select[name=minimize]", "time")
+    page.fill("input[name=data]", str(table))
+    page.fill("input[name=target]", "label")
+    with page.expect_response("**/recommendations") as answered:
+        page.click("button[type=submit]")
+    found = answered.value.json()
+    page.wait_for_selector('table[aria-label="Recommended models"]')
+    rows = values(page, "Recommended models")
+    assert [row[0] for row in rows] == [one["name"] for one in found["candidates"]]
+    page.click("summary")
+    assert page.inner_text("pre").strip() == found["source_text"].strip()
+    tab.picture("what-if-recommended-light")
 
 
 def test_stored_names_and_addresses_are_shown_as_text(tab: Watched) -> None:

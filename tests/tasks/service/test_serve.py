@@ -124,6 +124,7 @@ def test_requests_without_a_valid_token_are_refused(address: str) -> None:
         ("POST", "/plans"),
         ("POST", "/estimates"),
         ("POST", "/structures"),
+        ("POST", "/recommendations"),
     ):
         for header in ("", "Bearer wrong", f"Basic {RUN}", f"Bearer {RUN}x"):
             content = b"{" if method == "POST" else None

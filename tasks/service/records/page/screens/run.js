@@ -5,6 +5,7 @@ import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
 import { bounds, bytes, joules, money, moment, number, percent, plain, range, rate, seconds, signed, UNITS, whole } from "../format.js";
 import { planView } from "./plan.js";
+import { recommendedModel } from "./recommendation.js";
 import { merged, Series, throughput } from "./series.js";
 
 export async function airflow(root, { fields }, signal, failed) {
@@ -56,7 +57,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
     room.hidden = run.plan === null && run.state !== "running"; // it ended before training
     top(room.hidden ? null : tiles(facts(run, series)));
     charts(run, series);
-    below(predictions(run), devices(run), steps(run), happenings(run, series));
+    below(predictions(run), recommendedModel(run.recommended), devices(run), steps(run), happenings(run, series));
     const key = JSON.stringify(run.plan);
     if (run.plan && key !== planned) {
       planned = key;

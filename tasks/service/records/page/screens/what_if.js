@@ -4,6 +4,7 @@ import { get, post, query, RUN } from "../api.js";
 import { alertOf, card, h } from "../dom.js";
 import { money, seconds } from "../format.js";
 import { planView } from "./plan.js";
+import { recommendationView } from "./recommendation.js";
 
 export async function show(root, { fields }, signal) {
   let away = null; // set if the store is unreachable; a model's code can still be planned
@@ -19,7 +20,8 @@ export async function show(root, { fields }, signal) {
   const option = (value, text, selected = false) => h("option", { value, selected }, text);
   const model = h("select", { name: "model" },
     h("optgroup", { label: "as in the run" }, choices.map((name) => option(`run:${name}`, name.replace("/", "  "), name === given))),
-    h("optgroup", { label: "a model's code (needs the right to start runs)" }, served.models.map((name) => option(`file:${name}`, name))));
+    h("optgroup", { label: "a model's code (needs the right to start runs)" }, served.models.map((name) => option(`file:${name}`, name))),
+    h("optgroup", { label: "none yet (needs the right to start runs)" }, option("recommend:", "recommended for the data")));
   const data = h("input", { name: "data", placeholder: "as in the run", maxlength: 500 });
   const text = (name, placeholder, pattern = null) => h("input", { name, placeholder, pattern, maxlength: 40, autocomplete: "off" });
   const field = (label, control, hint = "", double = false) => h("label", { class: double ? "double" : null }, label, control, h("span", { class: "hint" }, hint));
@@ -35,9 +37,11 @@ export async function show(root, { fields }, signal) {
     submit.disabled = true;
     said.textContent = "planning …";
     try {
-      const plan = await post("plans", await request(new FormData(form), asked.signal), asked.signal);
+      const body = await request(new FormData(form), asked.signal);
+      const wanted = model.value === "recommend:" ? "recommendations" : "plans";
+      const found = await post(wanted, body, asked.signal);
       answer.replaceChildren();
-      tell(answer, plan);
+      tell(answer, found);
     } catch (error) {
       if (asked.signal.aborted) return;
       if (!error.kind) console.error(error);
@@ -47,7 +51,8 @@ export async function show(root, { fields }, signal) {
       said.textContent = "";
     }
   } },
-  field("Model", model, "a run's structure and data, or a file", true), field("Data", data, "with a model's code: builtin:NAME, s3://…, a path"),
+  field("Model", model, "a run's structure and data, or a file", true), field("Data", data, "unless as in the run: builtin:NAME, s3://…, a path"),
+  field("Target", h("input", { name: "target", placeholder: "label", maxlength: 200, autocomplete: "off" }), "the column to predict, with Data"),
   field("Pool", h("select", { name: "pool" }, option("", "this machine"), served.pools.map((name) => option(name, name)))),
   field("Minimize", h("select", { name: "minimize" }, option("energy", "energy"), option("time", "time"), option("cost", "cost"))),
   field("Deadline", text("deadline", "none"), "such as 30m or 2h"),
@@ -65,7 +70,9 @@ export async function show(root, { fields }, signal) {
 async function request(form, signal) {
   const [kind, name] = [form.get("model").slice(0, form.get("model").indexOf(":")), form.get("model").slice(form.get("model").indexOf(":") + 1)];
   const value = (field) => (form.get(field) ?? "").trim();
-  const body = kind === "run" ? await ofRun(name, signal) : { name: "what-if", model: { source: name }, data: { uri: value("data") || "builtin:digits" }, train: {} };
+  const body = kind === "run" ? await ofRun(name, signal) : { name: "what-if", data: { uri: value("data") || "builtin:digits" }, train: {} };
+  if (kind === "file") body.model = { source: name };
+  if (kind !== "run" && value("target")) body.data.target = value("target");
   if (value("pool")) body.pool = value("pool");
   body.objective = { minimize: value("minimize") };
   if (value("deadline")) body.objective.deadline = value("deadline");
@@ -90,6 +97,10 @@ async function ofRun(name, signal) {
 }
 
 function tell(root, plan) {
+  if (plan.candidates) {
+    recommendationView(root, plan);
+    return;
+  }
   if (plan.feasible) {
     planView(root, plan, "It would take");
     return;

@@ -1,0 +1,76 @@
+"""`POST /recommendations` of a real service: the command line's answer, its limits and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import doors
+import pytest
+from serving import READ, client, serving
+from small_jobs import table_job, write_table
+
+from trainwright.tasks.recommend.step import recommend
+
+POOL = {
+    "name": "sent",
+    "hosts": [
+        {
+            "name": "a",
+            "address": "10.0.0.1",
+            "devices": [{"type": "nvidia-t4"}],
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("served")
+    write_table(made / "table.csv")
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with serving(folder / "home", "--workers", "1", "--allow", str(folder)) as found:
+        yield found
+
+
+def asked(folder: Path, **fields: Any) -> dict[str, Any]:
+    return {"name": "small", "pool": POOL, "data": {"uri": str(folder / "table.csv")}} | fields
+
+
+def test_the_answer_is_that_of_the_command_line(
+    address: str, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client(address) as run:
+        answer = run.post("/recommendations", json=asked(folder, train={"epochs": 3}))
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    monkeypatch.setenv("TRAINWRIGHT_STORE", (folder / "store").as_uri())
+    (folder / "sent.json").write_text(json.dumps(POOL))
+    job = table_job(folder, pool=str(folder / "sent.json"), train={"epochs": 3})
+    same = recommend(job, doors.settings()).document("small")
+    for document in (found, same):
+        document["notes"] = document["reference"]["duration_s"] = None  # has measured seconds
+    assert found == same
+
+
+def test_a_reader_and_a_probe_are_refused_and_an_impossible_deadline_is_an_answer(
+    address: str, folder: Path
+) -> None:
+    with client(address, READ) as reader:
+        assert reader.post("/recommendations", json=asked(folder)).status_code == 403
+    with client(address) as run:
+        probe = run.post("/recommendations", json=asked(folder, recommend={"probe": True}))
+        assert probe.status_code == 422
+        assert "recommend.probe" in probe.json()["error"]["message"]
+        late = run.post("/recommendations", json=asked(folder, objective={"deadline": "1us"}))
+        assert late.status_code == 200
+        assert late.json()["feasible"] is False
+        assert late.json()["error"]["nearest_deadline_s"] > 0
+        hidden = run.post("/recommendations", json=asked(folder, data={"uri": "/etc/passwd"}))
+        assert hidden.status_code == 422
