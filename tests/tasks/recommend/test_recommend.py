@@ -73,9 +73,7 @@ def test_the_screen_shows_a_table_and_the_reasons(tmp_path: Path) -> None:
 def test_a_deadline_below_all_candidates_names_the_least_that_fits_which_then_does(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(
-        Infeasible, match=r"objective\.deadline: got 1 ms; the least that fits is"
-    ):
+    with pytest.raises(Infeasible, match=r"objective\.deadline: got 1 ms; the least that fits is"):
         recommend(table_job(tmp_path, objective={"deadline": "1ms"}), doors.settings())
     done = run("recommend", write_job(tmp_path), "--set", "objective.deadline=1ms", "--json")
     assert done.returncode == 3
