@@ -27,13 +27,19 @@ _LONGEST_NAME = 63
 
 
 def work(context: RunContext) -> Reference:
-    """Recommend a model, and write its source into the run; a job's own model stays."""
-    run = context.run
+    """Recommend a model, and write its source into the run; a job's own model stays.
+
+    A replay takes the replayed run's model.
+    """
+    run, replay = context.run, context.replay
     found = run.find(Recommendation)
     if found is None:
         job = run.read(RunJob)
         if job.model is not None:
             found = Recommendation(task=run.data().task, chosen=None, reason=_GIVEN, origin="given")
+        elif replay is not None:
+            found = replay.read(Recommendation)
+            run.write_model(replay.model())
         else:
             settings = context.settings.replaced({"TRAINWRIGHT_STORE": run.store_uri})
             advice = recommend(job, settings)

@@ -61,6 +61,19 @@ def test_the_stored_model_is_the_trained_one(stored: Run, tmp_path: Path) -> Non
     assert signature["target"]["classes"] == ["no", "yes"]
 
 
+def test_a_replay_takes_the_replayed_runs_model(
+    stored: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(stored.settings.home))
+    job = table_job(Path(stored.job().data.uri).parent, train={"epochs": 4})
+    other = (tmp_path / "store").as_uri()
+    run = doors.open_for(job, Holder("again"), store=other, new=True)
+    doors.do(run, "recommend", replay=stored.uri)
+    doors.ledger().release(run.uri)
+    assert run.model() == stored.model()
+    assert run.read(Recommendation) == stored.read(Recommendation)
+
+
 def test_a_step_of_a_sealed_run_does_not_do_earlier_steps_again(stored: Run) -> None:
     chain.do(doors.attach(stored), "validate")
     kept = stored.objects.get(Recommendation.FILE)
