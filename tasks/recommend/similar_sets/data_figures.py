@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np  # noqa: TID253 - loaded only to recommend
 
+from trainwright.tasks.data.row_file import RowFile
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.metric_names import Metric
 
 Array = np.ndarray[Any, Any]
+Stored = Array | RowFile
 DataFigures = Mapping[str, float]
 MOST_ROWS = 2_000
 _MOST_FEATURES = 512
@@ -80,12 +82,12 @@ def figures_of(
     return found | _landmarks(features, wanted, schema.classes is not None)
 
 
-def sampled(rows: Array, most: int, seed: int = 0) -> Array:
+def sampled(rows: Stored, most: int, seed: int = 0) -> Array:
     """At most this many of some row numbers, spread evenly by chance; in their order."""
     if len(rows) <= most:
-        return rows
+        return rows[:]
     places = np.unique(np.random.default_rng(seed).integers(0, len(rows), 2 * most))
-    chosen: Array = rows[np.sort(np.random.default_rng(seed).permutation(places)[:most])]
+    chosen: Array = rows.take(np.sort(np.random.default_rng(seed).permutation(places)[:most]))
     return chosen
 
 
