@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from great_expectations.execution_engine import SqlAlchemyExecutionEngine
+from great_expectations.expectations.registry import list_registered_expectation_implementations
 from pyarrow import parquet
 
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -142,10 +143,13 @@ def told(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_every_expectation_says_the_same_over_duckdb_as_with_pandas(opened: Open) -> None:
     table = opened(mixed())
-    exact = run_on_table(table, SUITE, derived=False)["results"]
-    pandas = run_on_frame(mixed().to_pandas(), SUITE)["results"]
+    known = set(list_registered_expectation_implementations())  # fewer in the oldest version
+    suite = [config for config in SUITE if config["type"] in known]
+    assert len(suite) >= len(SUITE) - 3
+    exact = run_on_table(table, suite, derived=False)["results"]
+    pandas = run_on_frame(mixed().to_pandas(), suite)["results"]
     assert [entry["expectation_config"]["type"] for entry in exact] == [
-        config["type"] for config in SUITE
+        config["type"] for config in suite
     ]
     for one_exact, one_pandas in zip(exact, pandas, strict=True):
         assert told(one_exact) == told(one_pandas), one_exact["expectation_config"]
