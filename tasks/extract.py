@@ -65,6 +65,7 @@ def batch_spec(schema: DataSchema) -> BatchSpec:
         inputs=schema.inputs,
         input_dtypes=schema.input_dtypes,
         target_dtype=schema.target_dtype,
+        target_shape=schema.target_shape,
         classes=len(schema.classes) if schema.classes else None,
         task=schema.task,
     )

@@ -34,6 +34,7 @@ class BatchSpec(BaseModel):
     inputs: dict[str, tuple[int, ...]]
     input_dtypes: dict[str, str]
     target_dtype: str
+    target_shape: tuple[int, ...] = ()
     classes: int | None = None
     task: str = "custom"
 
@@ -50,6 +51,9 @@ class ModelDefinition:
         and for the target the names of the classes.
     predict(model, rows)
         Raw rows by column to predictions by name: `prediction`, and `probability` for classes.
+    dataset(uri, part, **config)
+        The training or validation part of the data at `uri`, as a torch dataset; `collate(samples)`
+        makes a batch.
     """
 
     build_model: Callable[..., Any]
@@ -57,6 +61,8 @@ class ModelDefinition:
     loss: Callable[[Any, Any], Any] | None
     adapt: Callable[[Any, Any, Any, dict[str, list[str]]], None] | None = None
     predict: Callable[[Any, dict[str, list[Any]]], dict[str, list[Any]]] | None = None
+    dataset: Callable[..., Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
 
 
 def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
@@ -139,7 +145,7 @@ def load(folder: Path, entry: str) -> ModelDefinition:
         raise BadInput(
             f"model.source: {entry} defines no function build_model(**config) -> torch.nn.Module"
         )
-    optional = ("example_batch", "loss", "adapt", "predict")
+    optional = ("example_batch", "loss", "adapt", "predict", "dataset", "collate")
     return ModelDefinition(build, **{name: getattr(module, name, None) for name in optional})
 
 

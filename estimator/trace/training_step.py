@@ -197,7 +197,8 @@ def _batch(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
         for name, shape in what.spec.inputs.items()
     }
     inputs = next(iter(made.values())) if len(made) == 1 else made
-    return inputs, torch.zeros(size, dtype=_input_dtype(what.spec.target_dtype, dtype))
+    targets = (size, *what.spec.target_shape)
+    return inputs, torch.zeros(targets, dtype=_input_dtype(what.spec.target_dtype, dtype))
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]]:

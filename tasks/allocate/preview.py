@@ -58,6 +58,7 @@ def predicted(
     Checks for an impossible job first, before it reads data or measures. Raises BadInput.
     """
     from trainwright.tasks.data import dataset
+    from trainwright.tasks.data.model_reader import schema_of_model
     from trainwright.tasks.data.sources import localized
 
     if job.model is None:
@@ -65,7 +66,11 @@ def predicted(
     pool = load_pool(job.pool)
     usable(pool, job)  # raises BadInput if there are too few
     require_possible(job, pool)
-    schema = dataset.describe(localized(job.data, settings), job.train.seed)
+    data = localized(job.data, settings)
+    if data.reader == "model":
+        schema = schema_of_model(job.model, data, settings)
+    else:
+        schema = dataset.describe(data, job.train.seed)
     require_possible(job, pool, schema.train_rows)
     structure = extract_model(
         job.model,

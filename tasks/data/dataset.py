@@ -9,10 +9,14 @@ it from files. pandas is not loaded, because each training rank uses this module
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.modalities.augmentation import Augmentation, augmented
+from trainwright.tasks.data.modalities.images import ImageRows
+from trainwright.tasks.data.modalities.kept import Kept
+from trainwright.tasks.data.modalities.series import WindowParts
 from trainwright.tasks.data.row_file import RowFile
 from trainwright.tasks.data.row_split import CHUNK_ROWS, validation_rows
 from trainwright.tasks.data.sources import content_sha256, open_source, readable
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-    Stored = Array | RowFile
+    Sliced = Array | RowFile
+    Stored = Sliced | Kept
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,8 @@ class RowSplit:
     among those of the training rows, from 1 on; 0 if no training row has it.
     """
 
-    train: Stored
-    validation: Stored
+    train: Sliced
+    validation: Sliced
     codes: list[Array] = field(default_factory=list)
 
 
@@ -57,6 +62,20 @@ class Dataset:
     schema: DataSchema
     split: RowSplit
     vocabularies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    augmentation: Augmentation = "none"
+    seed: int = 0
+    epoch: int | None = None
+    """the epoch of training for which images are augmented; None: they are not"""
+
+    def in_epoch(self, epoch: int) -> Dataset:
+        """The same data as an epoch of training sees it."""
+        return replace(self, epoch=epoch) if self.augmentation != "none" else self
+
+    @property
+    def costly(self) -> bool:
+        """Whether a batch takes more than copying: images to decode or to augment."""
+        encoded = any(isinstance(one, ImageRows) for one in self.inputs.values())
+        return encoded or self.augmentation != "none"
 
     @property
     def nbytes(self) -> int:
@@ -71,13 +90,21 @@ class Dataset:
     def batch(self, rows: Array) -> tuple[dict[str, Array], Array]:
         """The inputs and targets of some rows, copied, in the types that the schema names."""
         inputs = {name: self._as_given(name, _rows(one, rows)) for name, one in self.inputs.items()}
+        if self.epoch is not None:
+            for name, given in inputs.items():
+                if given.ndim == 4:
+                    changed = augmented(given, rows, self.augmentation, self.seed, self.epoch)
+                    inputs[name] = changed
         return inputs, _rows(self.targets, rows)
 
     def _as_given(self, name: str, stored: Array) -> Array:
         import numpy as np
 
         if name != CATEGORIES or not self.split.codes:
-            return stored
+            given = stored.astype(self.schema.input_dtypes[name], copy=False)
+            if stored.dtype == np.uint8 and given.dtype.kind == "f":  # pixels
+                given /= np.float32(255)
+            return given
         codes = np.empty(stored.shape, np.int64)
         for column, given in enumerate(self.split.codes):
             np.take(given, stored[:, column], out=codes[:, column])
@@ -101,9 +128,9 @@ class Dataset:
 def _rows(array: Stored, rows: Array) -> Array:
     import numpy as np
 
-    return (
-        array.take(rows) if isinstance(array, RowFile) else np.take(np.asarray(array), rows, axis=0)
-    )
+    if isinstance(array, RowFile | ImageRows | WindowParts):
+        return array.take(rows)
+    return np.take(np.asarray(array), rows, axis=0)
 
 
 def stored_rows(source: TableSource | Raw, sha256: str, spec: DataSpec) -> StoredRows:
@@ -129,6 +156,8 @@ def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
     with readable(spec):
         stored = stored_rows(open_source(spec), content_sha256(spec), spec)
         schema = stored.schema
+        if schema.train_rows:  # series are split already
+            return schema
         kept = {
             name: np.empty(stored.arrays[name][0], "uint16" if name == TARGETS else "int64")
             for name in (TARGETS, KEYS)
@@ -158,15 +187,25 @@ def _held(stored: StoredRows, spec: DataSpec, seed: int) -> Dataset:
     for chunk in stored.chunks():
         for name, part in chunk.items():
             arrays[name][begin : begin + len(part)] = part
-        begin += len(chunk[TARGETS])
-    split = split_of(arrays, stored.schema, spec, seed)
-    return divided(arrays, stored.schema, stored.vocabularies, split)
+        begin += len(next(iter(chunk.values())))
+    whole: dict[str, Stored] = {**arrays, **stored.kept}
+    split = split_of(whole, stored.schema, spec, seed)
+    return divided(whole, stored.schema, stored.vocabularies, split, spec, seed)
 
 
 def split_of(
     arrays: Mapping[str, Stored], schema: DataSchema, spec: DataSpec, seed: int
 ) -> RowSplit:
-    """The split by a seed of what is stored (`StoredRows.arrays`). Raises BadInput."""
+    """The split by a seed of what is stored (`StoredRows.arrays`). Raises BadInput.
+
+    Of series, the first windows are for training, and their codes are those of the training part.
+    """
+    import numpy as np
+
+    if count := schema.train_rows:
+        series = [one.vocabulary for one in schema.columns if one.kind == "series"]
+        codes = [np.arange(size) for size in series]
+        return RowSplit(np.arange(count), np.arange(count, schema.rows), codes)
     classes = arrays[TARGETS] if schema.classes is not None else None
     held_out = validation_rows(spec, seed, schema.rows, classes, arrays.get(KEYS))
     sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
@@ -188,7 +227,7 @@ def _numbers(held_out: Array, *, part: bool) -> Array:
     return found
 
 
-def _training_codes(categories: Stored, train: Array, sizes: Sequence[int]) -> list[Array]:
+def _training_codes(categories: Any, train: Array, sizes: Sequence[int]) -> list[Array]:
     """See `RowSplit.codes`."""
     import numpy as np
 
@@ -207,6 +246,8 @@ def divided(
     schema: DataSchema,
     vocabularies: Mapping[str, Sequence[str]],
     split: RowSplit,
+    spec: DataSpec,
+    seed: int,
 ) -> Dataset:
     """The dataset of what is stored, with a split, whose sizes the schema gets."""
     sizes = {"train_rows": len(split.train), "validation_rows": len(split.validation)}
@@ -216,4 +257,6 @@ def divided(
         schema.model_copy(update=sizes),
         split,
         vocabularies,
+        "none" if spec.augment == "auto" else spec.augment,
+        seed,
     )

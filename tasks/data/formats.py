@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.arrow_numpy import to_arrow, to_numpy
+from trainwright.tasks.data.modalities.images import ImageFiles
 from trainwright.tasks.data.table_source import open_table
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import DataSpec
@@ -38,13 +39,13 @@ class Raw:
     """Data as the source holds it, one entry per row.
 
     `table` (pyarrow) is a table, the index of a folder of images, or the target column alone.
-    `images` are arrays (channels, height, width) of uint8, or None if a file is not an image.
+    `images` decodes a file when it is asked for.
     """
 
     sha256: str
     table: Any
     arrays: dict[str, Array] = field(default_factory=dict)
-    images: list[Array | None] | None = None
+    images: ImageFiles | None = None
     targets: Array | None = None  # if each row has several values to predict
 
     @property
@@ -165,7 +166,8 @@ def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Arr
 def read_images(folder: Path, target: str) -> Raw:
     """The images listed in a folder's index. Raises BadInput as `image_files` does."""
     index, files = image_files(folder, target)
-    return Raw(file_sha256(files), index, images=[_image(path) for path in files[1:]])
+    names = [str(name) for name in index.column("file").to_pylist()]
+    return Raw(file_sha256(files), index, images=ImageFiles(folder, names))
 
 
 def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
@@ -191,23 +193,6 @@ def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
             raise BadInput(f"data.uri: {folder / INDEX} names {name!r}; there is no such file")
         paths.append(path)
     return index, [folder / INDEX, *paths]
-
-
-def _image(path: Path) -> Array | None:
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            if image.mode == "F":
-                return None
-            if image.mode.startswith("I"):  # 16 bits a pixel
-                pixels = (np.asarray(image) // 257).astype(np.uint8)
-            else:
-                pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None  # validation and `dataset` report the row
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Data in the form that ranks read: arrays in files, made once per content.
 
     <home>/prepared/<key>/schema.json, vocabularies.json, targets.npy, inputs-0.npy, …
-        key: of content and job, without the split
+        key: of content and job, without the split; see `modalities.kept` for images, series
     <home>/prepared/<key>/split-<key>/train.npy, validation.npy, codes.npy     of many rows
     <home>/prepared/digests/<file state>      a content's SHA-256
 
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.estimator.named_file import write_named
 from trainwright.infra.lock import locked
 from trainwright.tasks.data.dataset import Dataset, RowSplit, divided, split_of, stored_rows
+from trainwright.tasks.data.modalities.kept import Kept, kept_bytes, mapped, save
 from trainwright.tasks.data.row_file import RowFile
 from trainwright.tasks.data.sources import (
     content_sha256,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-    Stored = Array | RowFile
+    Stored = Array | RowFile | Kept
 
 _FORMAT = 2
 """Counts changes of the arrays that `stored_rows` makes of a content."""
@@ -54,6 +55,8 @@ _MAPPED_BYTES = 256 * 2**20
 _SPLIT_HERE = 1 << 20
 """The split of so many rows is made by each process, which is quicker than to keep it."""
 _SCHEMA, _VOCABULARIES = "schema.json", "vocabularies.json"
+_FORM = {"text", "time", "series", "horizon", "history", "image_size"}
+"""The fields that decide what is stored, besides those of every job."""
 
 
 def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
@@ -65,7 +68,10 @@ def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
     root = home / "prepared"
     sha256 = _digest(spec, root)
     by = [spec.split, spec.split_by] if spec.split_by is not None else []
-    given = [_FORMAT, sha256, spec.target, spec.task, spec.missing, *by]
+    form = spec.model_dump(mode="json", include=_FORM, exclude_defaults=True)
+    if spec.time is not None:  # the windows of series are split by time
+        form["validation_fraction"] = spec.validation_fraction
+    given = [_FORMAT, sha256, spec.target, spec.task, spec.missing, *by, *([form] if form else [])]
     folder = root / hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32]
     if (found := _opened(folder, spec, seed)) is not None:
         return found
@@ -100,17 +106,20 @@ def _opened(folder: Path, spec: DataSpec, seed: int) -> Dataset | None:
         vocabularies = json.loads((folder / _VOCABULARIES).read_bytes())
         os.utime(folder)
         names = [*schema.inputs, TARGETS, *([KEYS] if spec.split_by is not None else [])]
-        arrays = _arrays({name: folder / file for name, file in _files(names).items()})
-    except (OSError, ValueError):
+        files = {name: folder / file for name, file in _files(names).items()}
+        parts = {name: mapped(path.stem, folder) for name, path in files.items()}
+        kept: dict[str, Stored] = {name: one for name, one in parts.items() if one is not None}
+        arrays = {**_arrays({n: path for n, path in files.items() if n not in kept}), **kept}
+    except (OSError, ValueError, LookupError):
         return None
     if any(len(array) != schema.rows for array in arrays.values()):
         return None
     split = (
         split_of(arrays, schema, spec, seed)
-        if schema.rows <= _SPLIT_HERE
+        if schema.rows <= _SPLIT_HERE or schema.train_rows
         else _split(folder, arrays, schema, spec, seed)
     )
-    return divided(arrays, schema, vocabularies, split)
+    return divided(arrays, schema, vocabularies, split, spec, seed)
 
 
 def _arrays(files: Mapping[str, Path]) -> dict[str, Stored]:
@@ -158,17 +167,21 @@ def _write(stored: StoredRows, folder: Path) -> None:
     for old in (part, folder):  # a killed process left it, or it is damaged
         shutil.rmtree(old, ignore_errors=True)
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in stored.arrays.values()]
-    require_free(folder.parent, sum(sizes))
+    require_free(folder.parent, sum(sizes) + kept_bytes(stored.kept))
+    keys = [KEYS] if KEYS in stored.arrays else []
+    files = _files([*stored.schema.inputs, TARGETS, *keys])
     try:
         part.mkdir()
-        with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as opened:
             append = {
-                name: files.enter_context(_array_file(part / file, *stored.arrays[name]))
-                for name, file in _files(stored.arrays).items()
+                name: opened.enter_context(_array_file(part / file, *stored.arrays[name]))
+                for name, file in files.items()
+                if name in stored.arrays
             }
             for chunk in stored.chunks():
                 for name, rows in chunk.items():
                     append[name](rows)
+        save({Path(files[name]).stem: one for name, one in stored.kept.items()}, part)
         (part / _VOCABULARIES).write_text(json.dumps(stored.vocabularies))
         (part / _SCHEMA).write_text(stored.schema.model_dump_json(indent=1))
         part.rename(folder)

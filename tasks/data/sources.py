@@ -40,6 +40,8 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     """
     uri = spec.uri
     if uri.startswith("builtin:"):
+        if spec.reader == "model":
+            raise BadInput(f"data.uri: got {uri}; allowed with data.reader: model: files")
         if uri.removeprefix("builtin:") not in BUILTIN:
             raise BadInput(
                 f"data.uri: got {uri}; allowed: {', '.join(f'builtin:{name}' for name in BUILTIN)}"
@@ -55,7 +57,8 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     else:
         path = Path(uri)
     if path.is_dir():
-        if not (path / INDEX).is_file() and not parquet_files(path):
+        known = (path / INDEX).is_file() or parquet_files(path)
+        if spec.reader != "model" and not known:
             raise BadInput(
                 f"data.uri: got {uri}, a folder without {INDEX}; "
                 f"allowed: a folder of images with {INDEX}, or a folder of parquet files"
@@ -65,7 +68,7 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     elif not path.is_file():
         kind = kind_of_file(path.stat().st_mode)
         raise BadInput(f"data.uri: got {uri}, which is {kind}; allowed: a regular file")
-    elif path.suffix.lower() not in SUFFIXES:
+    elif spec.reader != "model" and path.suffix.lower() not in SUFFIXES:
         raise BadInput(
             f"data.uri: got {uri}; "
             f"allowed: {', '.join(SUFFIXES)}, or a folder of images with {INDEX} "
@@ -134,6 +137,8 @@ def open_source(spec: DataSpec) -> TableSource | Raw:
 
     Use it and its batches within `readable`.
     """
+    if spec.reader == "model":
+        raise BadInput("data.reader: got model; allowed only for a job with a model")
     path = Path(spec.uri)
     if spec.uri.startswith("builtin:"):
         return formats.read_digits(spec)
@@ -187,6 +192,9 @@ def files_of(spec: DataSpec) -> list[Path]:
     if local.startswith("builtin:"):
         return [formats.digits_path()]
     path = Path(local)
+    if spec.reader == "model":
+        inside = sorted(found for found in path.rglob("*") if found.is_file())
+        return inside if path.is_dir() else [path]
     if (path / INDEX).is_file():
         return formats.image_files(path, spec.target)[1]
     return parquet_files(path) if path.is_dir() else [path]

@@ -7,19 +7,28 @@ chunks. So nothing is written of data that is refused.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.tasks import progress
 from trainwright.tasks.data.column_scan import ColumnScan, is_text, require_one_kind, scan
 from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.modalities.forecast_table import forecast_windows
+from trainwright.tasks.data.modalities.images import (
+    SMALL_PIXELS,
+    ImageFiles,
+    ImageRows,
+    common_shape,
+)
+from trainwright.tasks.data.modalities.kept import Kept
+from trainwright.tasks.data.modalities.text_column import TextArrays, text_arrays, text_column
 from trainwright.tasks.data.row_split import require_rows, split_keys
-from trainwright.tasks.data.table_arrays import CATEGORIES, table_arrays
+from trainwright.tasks.data.table_arrays import TableArrays, table_arrays
 from trainwright.tasks.data.table_source import BATCH_ROWS, TableSource
 from trainwright.tasks.data.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts import Column, DataSchema
 from trainwright.tasks.spec.job import DataSpec, Task
 
 if TYPE_CHECKING:
@@ -29,7 +38,9 @@ if TYPE_CHECKING:
 
 TARGETS, KEYS = "\0targets", "\0keys"
 """names of arrays that no input can have: the targets, and what `data.split_by` splits by"""
-_TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
+GIVEN = {"uint8": "float32", "uint16": "int64", "int32": "int64"}
+"""the types in which models get stored pixels, codes and tokens"""
+_TABLE_TASKS = ("tabular-classification", "tabular-regression", "text-classification", "custom")
 _IMAGE_TASKS = ("image-classification", "custom")
 _SHOWN_ROWS = 1_000_000
 _CHUNK_BYTES = 16 * 2**20
@@ -40,18 +51,23 @@ class StoredRows:
     """What is stored of a source. The schema lacks the split: its parts have 0 rows.
 
     `arrays`: shape, rows first, and type of each input and of the targets. `chunks` reads the rows
-    in order: arrays by name, some rows of each at a time.
+    in order: arrays by name, some rows of each at a time. `kept`: inputs and targets in another
+    form, images as they are encoded and windows of series. Series have their split already.
     """
 
     schema: DataSchema
     arrays: dict[str, tuple[tuple[int, ...], str]]
     chunks: Callable[[], Iterator[dict[str, Array]]]
     vocabularies: dict[str, list[str]] = field(default_factory=dict)
-    """the values of the stored codes 1, 2, … by category column"""
+    """the values of the stored codes 1, 2, … by category column or series"""
+    kept: dict[str, Kept] = field(default_factory=dict)
 
 
 def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     """The stored form of a table. Raises BadInput if it does not fit the task."""
+    if spec.time is not None:
+        return _of_series(source, sha256, spec)
+    _require_fields(spec, image_size="a folder of images", augment="images")
     names = source.schema.names
     _require_task(spec, _TABLE_TASKS, "a table")
     if spec.target not in names:
@@ -62,14 +78,19 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
     target = scans[spec.target]
     require_rows(target.rows)
-    numbers = looks_like_numbers(target)
-    task = spec.task or ("tabular-regression" if numbers else "tabular-classification")
     if is_text(target.type) and spec.uri.lower().endswith(".csv"):
         require_one_kind(target, f"data.target: {spec.target!r}")
     by = [spec.split_by] if spec.split_by is not None else []
     if by and by[0] not in names:
         _no_such_column(by[0], names, spec, "data.split_by")
-    table, form = table_arrays(scans, spec, by), target_column(target, task)
+    texts = text_column(scans, spec, by)
+    table: TableArrays | TextArrays
+    if texts is not None:
+        table = text_arrays(source.batches(), scans[texts], spec)
+    else:
+        table = table_arrays(scans, spec, by)
+    task = spec.task or _task_of_table(target, texts)
+    form = target_column(target, task)
 
     def chunks() -> Iterator[dict[str, Array]]:
         for batch in _shown(source.batches(), spec, target.rows):
@@ -84,9 +105,7 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         train_rows=0,
         validation_rows=0,
         inputs=table.inputs,
-        input_dtypes={
-            name: "int64" if name == CATEGORIES else dtype for name, dtype in table.dtypes.items()
-        },
+        input_dtypes={name: GIVEN.get(dtype, dtype) for name, dtype in table.dtypes.items()},
         target=spec.target,
         target_dtype=form.dtype,
         classes=form.classes,
@@ -104,6 +123,36 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     return StoredRows(schema, arrays, chunks, values)
 
 
+def _task_of_table(target: ColumnScan, texts: str | None) -> Task:
+    """The task that the target's look and the column of texts, if there is one, imply."""
+    numbers = looks_like_numbers(target)
+    if texts is not None:
+        return "custom" if numbers else "text-classification"
+    return "tabular-regression" if numbers else "tabular-classification"
+
+
+def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
+    """The stored form of a table of series, which is held in memory for that. Raises BadInput."""
+    import numpy as np
+
+    _require_fields(spec, image_size="a folder of images", augment="images")
+    windows, schema = forecast_windows(source.read(), sha256, spec)
+    kept: dict[str, Kept] = {TARGETS: windows.targets(), **windows.parts()}
+    series = windows.series
+    if series is None or spec.series is None:
+        return StoredRows(schema, {}, lambda: iter(()), {}, kept)
+    arrays = {"series": (series.shape, str(series.dtype))}
+    chunks = [{"series": np.asarray(series)}]
+    return StoredRows(schema, arrays, lambda: iter(chunks), {spec.series: windows.names}, kept)
+
+
+def _require_fields(spec: DataSpec, **others: str) -> None:
+    """Raise BadInput for fields that concern another kind of data, named by field."""
+    for name, kind in others.items():
+        if (value := getattr(spec, name)) not in (None, "auto", "none"):
+            raise BadInput(f"data.{name}: got {value}; allowed only for {kind}")
+
+
 def _shown(batches: Iterator[Any], spec: DataSpec, of: int | None = None) -> Iterator[Any]:
     """The batches, with a progress event every million rows. `of`: how many there are, if known."""
     rows = shown = 0
@@ -119,12 +168,18 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
     """The stored form of arrays or images. Raises BadInput if they do not fit the task."""
     import numpy as np
 
+    _require_fields(spec, text="a table", time="a table")
+    if raw.images is None:
+        _require_fields(spec, image_size="a folder of images")
+        if all(array.ndim < 3 for array in raw.arrays.values()):
+            _require_fields(spec, augment="images")
     scans = target_scan(raw, spec)
     task = task_of(raw, spec)
     require_rows(raw.rows)
     if spec.split != "rows":
         raise BadInput(f"data.split: got {spec.split}; allowed for arrays and images: rows")
-    images = None if raw.images is None else _stacked(raw, spec)
+    images = None if raw.images is None else _image_rows(raw.images, spec)
+    kept: dict[str, Kept] = {"inputs": images} if isinstance(images, ImageRows) else {}
     form, targets = None, raw.targets
     if targets is None:
         if spec.target not in scans:
@@ -138,13 +193,12 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
         )
 
     def chunks() -> Iterator[dict[str, Array]]:
-        rows = _chunk_rows([images] if images is not None else list(raw.arrays.values()))
+        rows = _chunk_rows([images] if isinstance(images, np.ndarray) else raw.arrays.values())
         for begin in range(0, raw.rows, rows):
             part = slice(begin, begin + rows)
-            if images is not None:
-                found = {"inputs": images[part]}
-            else:
-                found = {name: as_input(one[part], task) for name, one in raw.arrays.items()}
+            found = {name: as_input(one[part], task) for name, one in raw.arrays.items()}
+            if isinstance(images, np.ndarray):
+                found["inputs"] = images[part]
             if form is not None:
                 column = raw.table.column(spec.target).slice(begin, rows)
                 found[TARGETS] = form.array(column)
@@ -155,19 +209,22 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
     first = _require_finite(chunks(), spec)
     stored = {name: ((raw.rows, *one.shape[1:]), str(one.dtype)) for name, one in first.items()}
     inputs = {name: one for name, one in stored.items() if name != TARGETS}
+    inputs |= {name: (one.shape, str(one.dtype)) for name, one in kept.items()}
     schema = DataSchema(
         task=task,
         rows=raw.rows,
         train_rows=0,
         validation_rows=0,
         inputs={name: shape[1:] for name, (shape, _) in inputs.items()},
-        input_dtypes={name: dtype for name, (_, dtype) in inputs.items()},
+        input_dtypes={name: GIVEN.get(dtype, dtype) for name, (_, dtype) in inputs.items()},
         target=spec.target,
         target_dtype=stored[TARGETS][1],
+        target_shape=stored[TARGETS][0][1:],
         classes=form.classes if form is not None else None,
+        columns=[Column(name="file", kind="image")] if images is not None else [],
         sha256=raw.sha256,
     )
-    return StoredRows(schema, stored, chunks)
+    return StoredRows(schema, stored, chunks, kept=kept)
 
 
 def _require_finite(chunks: Iterator[dict[str, Array]], spec: DataSpec) -> dict[str, Array]:
@@ -194,14 +251,16 @@ def _require_finite(chunks: Iterator[dict[str, Array]], spec: DataSpec) -> dict[
     return first
 
 
-def _chunk_rows(arrays: list[Array]) -> int:
-    widest = max(array.nbytes // max(1, len(array)) for array in arrays)
+def _chunk_rows(arrays: Iterable[Array]) -> int:
+    widest = max((array.nbytes // max(1, len(array)) for array in arrays), default=1)
     return max(1, min(BATCH_ROWS, _CHUNK_BYTES // max(1, widest)))
 
 
 def task_of(raw: Raw, spec: DataSpec) -> Task:
     """The job's task, or the inferred one. Raises BadInput if the job's does not fit the data."""
     images = raw.images is not None or any(map(_looks_like_images, raw.arrays.values()))
+    if raw.is_table and spec.time is not None:
+        return "forecasting"
     if raw.is_table:
         _require_task(spec, _TABLE_TASKS, "a table")
     elif raw.images is not None:
@@ -220,15 +279,21 @@ def task_of(raw: Raw, spec: DataSpec) -> Task:
     scans = target_scan(raw, spec)
     if spec.target not in scans:
         _no_such_column(spec.target, raw.table.column_names, spec, "data.target")
-    numbers = looks_like_numbers(scans[spec.target])
     if images:
+        numbers = looks_like_numbers(scans[spec.target])
         return "custom" if numbers else "image-classification"
-    return "tabular-regression" if numbers else "tabular-classification"
+    texts = text_column(scans, spec) if raw.is_table and len(scans) > 1 else None
+    return _task_of_table(scans[spec.target], texts)
 
 
 def target_scan(raw: Raw, spec: DataSpec) -> dict[str, ColumnScan]:
-    """The scan of the target's column, by its name; empty if there is no such column."""
-    table = raw.table.select([name for name in raw.table.column_names if name == spec.target])
+    """The scan of the target's column, by its name; empty if there is no such column.
+
+    Of a table whose only input may be texts, all columns are scanned.
+    """
+    names = raw.table.column_names
+    texts = raw.is_table and (spec.text is not None or len(names) == 2)
+    table = raw.table.select([name for name in names if name == spec.target or texts])
     try:
         return scan(table.to_batches(BATCH_ROWS), table.schema, spec.target)
     except ValueError as error:
@@ -262,25 +327,13 @@ def _looks_like_images(array: Array) -> bool:
     return array.ndim == 4 or (array.ndim == 3 and array.dtype.str == "|u1")
 
 
-def _stacked(raw: Raw, spec: DataSpec) -> Array:
+def _image_rows(images: ImageFiles, spec: DataSpec) -> ImageRows | Array:
+    """A folder's images in one shape, decoded already if that is small."""
     import numpy as np
 
-    images = raw.images or []
-    files = raw.table.column("file").to_pylist()
-    for file, image in zip(files, images, strict=True):
-        if image is None:
-            raise BadInput(f"data.uri: {spec.uri}: {file} can't be read as an image")
-        if images[0] is not None and image.shape != images[0].shape:
-            raise BadInput(
-                f"data.uri: {spec.uri}: {file} is {_size(image)}, "
-                f"{files[0]} is {_size(images[0])}; allowed: one size"
-            )
-    return np.asarray(images, dtype=np.float32) / np.float32(255)
-
-
-def _size(image: Array) -> str:
-    channels, height, width = image.shape
-    return f"{height}×{width} with {channels} channel{'s' if channels > 1 else ''}"
+    rows = ImageRows(images, common_shape(images, spec.image_size))
+    small = rows.image.height * rows.image.width <= SMALL_PIXELS
+    return rows.take(np.arange(len(images))) if small else rows
 
 
 def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> NoReturn:

@@ -95,6 +95,9 @@ class DataSchema(Value):
     input_dtypes: dict[str, str]
     target: str
     target_dtype: str
+    target_shape: tuple[int, ...] = Field(
+        default=(), description="(): one class or number a sample; (24,): 24 numbers"
+    )
     classes: list[str] | None = Field(
         default=None, description="labels in the order of their numbers"
     )
@@ -139,7 +142,9 @@ class Validation(Artefact):
 
     FILE: ClassVar[str] = "validation.json"
     success: bool
-    suite_source: Literal["given", "kept", "inferred"]
+    suite_source: Literal["given", "kept", "inferred", "none"] = Field(
+        description="none: the model's source reads the data, and nothing is checked"
+    )
     suite: list[dict[str, Any]] = Field(
         description="the expectations, in Great Expectations' format"
     )

@@ -102,7 +102,8 @@ class SentSpec(BatchSpec):
 
     @model_validator(mode="after")
     def _sane(self) -> SentSpec:
-        _shapes(self.inputs, {**self.input_dtypes, "": self.target_dtype})
+        shapes = {**self.inputs, "": self.target_shape}
+        _shapes(shapes, {**self.input_dtypes, "": self.target_dtype})
         return self
 
 

@@ -44,6 +44,7 @@ Name = Annotated[
     ),
 ]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Side = Annotated[int, Field(ge=1, le=4096)]
 _MOST_STEPS = 1_000_000_000
 Scalar = str | int | float | bool | None
 
@@ -89,6 +90,50 @@ class DataSpec(Document):
         description="missing values of a table's inputs: refused, or kept as NaN and code 0; auto: "
         "refused if the job names a model, else kept",
     )
+    text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the column of texts that is a table's only input; default: the only column "
+        "besides the target, if it holds long texts",
+    )
+    time: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the column of time stamps of a table whose target is to be forecast",
+    )
+    series: str | None = Field(
+        default=None,
+        min_length=1,
+        description="with time: the column that says to which series a row belongs; default: all "
+        "rows are one series",
+    )
+    horizon: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="with time: how many steps to forecast; default: one season",
+    )
+    history: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="with time: how many past steps a forecast gets; default: 2 to 7 seasons",
+    )
+    image_size: tuple[Side, Side] | None = Field(
+        default=None,
+        description="[height, width] of a folder's images; default, or auto: their own, or if they "
+        "differ, their median, at most 224 × 224",
+    )
+    augment: Literal["auto", "none", "flip", "crop", "flip-crop"] = Field(
+        default="auto",
+        description="random changes of training images: flip mirrors them left to right, crop "
+        "shifts them by up to an eighth; auto: none",
+    )
+    reader: Literal["trainwright", "model"] = Field(
+        default="trainwright",
+        description="who reads the data; model: the function dataset(uri, part, **config) of the "
+        "model's source, and the data is not checked",
+    )
     expectations: str | None = Field(
         default=None,
         description="a Great Expectations suite (JSON); default: inferred from the data",
@@ -112,6 +157,20 @@ class DataSpec(Document):
     def _split_has_its_column(self) -> DataSpec:
         if (self.split == "rows") != (self.split_by is None):
             raise ValueError("split_by with split: time or split: group, and only with these")
+        return self
+
+    @field_validator("image_size", mode="before")
+    @classmethod
+    def _own_size(cls, size: Any) -> Any:
+        return None if size == "auto" else size
+
+    @model_validator(mode="after")
+    def _series_have_stamps(self) -> DataSpec:
+        for field in ("series", "horizon", "history"):
+            if self.time is None and getattr(self, field) is not None:
+                raise ValueError(f"{field} only with time, the column of time stamps")
+        if self.time is not None and self.text is not None:
+            raise ValueError("time or text, not both")
         return self
 
 

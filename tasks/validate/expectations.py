@@ -138,9 +138,12 @@ def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[C
     samples = {row: dict(frame.loc[row]) for row in _failing(result)}
     found = source_profile(raw, frame, spec.target, task)
     columns = [str(name) for name in frame]
-    warnings = sample_warnings(dataset) if dataset is not None and not raw.is_table else []
+    warnings = None
+    if dataset is not None and not raw.is_table:
+        warnings, problem = _made(lambda: sample_warnings(dataset))
     schema = dataset.schema if dataset is not None else None
-    return Checked(suite, result, columns, samples, raw.rows, found, warnings, schema, problem)
+    rows = raw.rows
+    return Checked(suite, result, columns, samples, rows, found, warnings or [], schema, problem)
 
 
 def _validation(checked: Checked, spec: DataSpec, source: SuiteSource) -> Validation:

@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
-from trainwright.tasks.runs.artefacts import REJECTION, Plan, Validation, Vocabulary
+from trainwright.tasks.runs.artefacts import REJECTION, DataSchema, Plan, Validation, Vocabulary
 from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
@@ -21,6 +21,7 @@ _NAMED = 20
 
 def work(context: RunContext) -> Reference:
     """Check the run's data. Raises DataRejected, after storing the result, if it fails."""
+    from trainwright.tasks.data.model_reader import schema_in_sandbox
     from trainwright.tasks.data.sources import content_sha256, localized
     from trainwright.tasks.validate.check import failure_line, validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
@@ -39,10 +40,17 @@ def work(context: RunContext) -> Reference:
                 f"{job.data.uri}: the data has changed since {run.uri} started; "
                 "--new starts a new run with it"
             )
-    reference = find_reference(job, run.store_uri, context.settings)
-    validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
-    validation = with_drift(validation, job.data, reference)
-    if validation.success and (names := _prepare(data, job, context.settings)):
+    if data.reader == "model":
+        model, limits = run.model(), context.settings.extract_limits()
+        source = run.source_folder()
+        schema = schema_in_sandbox(source, model.entry, model.config, data, limits)
+        validation = _unchecked(schema, data)
+    else:
+        reference = find_reference(job, run.store_uri, context.settings)
+        validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
+        validation = with_drift(validation, job.data, reference)
+    prepares = validation.success and data.reader != "model"
+    if prepares and (names := _prepare(data, job, context.settings)):
         run.write(Vocabulary(names=names))
     run.write(validation)
     _announce(validation)
@@ -90,6 +98,20 @@ def _announce(validation: Validation) -> None:
         )
 
 
+def _unchecked(schema: DataSchema, data: DataSpec) -> Validation:
+    """The validation of data that the model's source reads: only its schema is known."""
+    progress.emit("notice", message=f"{data.uri}: read by the model's source; it is not checked")
+    return Validation(
+        success=True,
+        suite_source="none",
+        suite=[],
+        expectations=[],
+        data=schema,
+        checked_rows=0,
+        great_expectations={},
+    )
+
+
 def _require_metrics(job: Job, validation: Validation) -> None:
     """Raise BadInput if the job names a metric that the task of its data lacks."""
     if (schema := validation.data) is not None:
@@ -122,6 +144,8 @@ def _drift(drift: Drift | None) -> dict[str, Any] | str:
 
 def summary(reference: Reference) -> str:
     """One line, as in `1797 rows meet 196 expectations (inferred)`."""
+    if reference.get("suite") == "none":
+        return f"{reference['rows']} rows, read by the model's source; they are not checked"
     drift = reference.get("drift")
     count = drift["columns_drifted"] if isinstance(drift, dict) else 0
     drifted = f"; {count} column{'s' if count > 1 else ''} drifted" if count else ""
@@ -149,17 +173,25 @@ def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
 
 def validate_job(job: Job, settings: Settings) -> Validation:
     """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
+    from trainwright.tasks.data.model_reader import schema_of_model
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
 
+    data = localized(job.data, settings)
+    if data.reader == "model":
+        if job.model is None:
+            raise BadInput("model: required field is missing; data.reader: model needs it")
+        found = _unchecked(schema_of_model(job.model, data, settings), data)
+        _require_metrics(job, found)
+        return found
     suite, reference = None, None
     try:
         suite = kept_suite(open_store(settings.store, settings), job)
         reference = find_reference(job, settings.store, settings)
     except ServiceUnreachable as error:
         progress.emit("notice", message=f"earlier runs are not compared with: {error}")
-    found = validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
+    found = validate(data, seed=job.train.seed, kept_suite=suite)
     _announce(found)
     _require_metrics(job, found)
     _say_what_is_dropped(found)

@@ -1,8 +1,8 @@
 """The suite inferred from a job's first data.
 
 It is strict about what holds for any data: nothing missing or infinite, at least two classes with
-two rows each, at least ten rows, one image size. It has slack where later data may differ: ranges
-may grow by their width on either side; means may move by half a standard deviation (in small data
+two rows each, at least ten rows, one image size if it is one. It has slack where later data may
+differ: ranges may grow by their width on either side; means may move by half a standard deviation (in small data
 by four standard errors of the difference of two means); each class must be at least a quarter as
 frequent as the rarest class was.
 """
@@ -62,13 +62,15 @@ def infer_suite(
             suite.append(
                 _config("expect_column_values_to_be_between", column=name, min_value=0, max_value=0)
             )
-        elif name.endswith(IMAGE_COLUMNS) and not table:
-            if column.finite:
+        elif name.endswith(IMAGE_COLUMNS) and not table and column.finite:
+            # Images of different sizes are resized; of different channels, they become RGB.
+            if column.low == column.high or name.endswith("channels"):
+                values = sorted({int(column.low), int(column.high)})
                 suite.append(
-                    _config(
-                        "expect_column_values_to_be_in_set", column=name, value_set=[column.usual]
-                    )
+                    _config("expect_column_values_to_be_in_set", column=name, value_set=values)
                 )
+            else:
+                suite += _column_expectations(column)
         else:
             suite += _column_expectations(column)
     return suite

@@ -17,6 +17,7 @@ import numpy as np  # noqa: TID253 - only ranks import this
 import torch  # noqa: TID253
 
 from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.train.batch.block_order import BlockOrder
 from trainwright.tasks.train.rank.window_rows import Rows, WindowRows, joined
 
@@ -32,10 +33,11 @@ class BatchLoader:
     `ahead`: how many steps' rows are read ahead. `wait_s`: the time that steps waited for rows.
     """
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset | ModelReader, device: torch.device) -> None:
+        self._dataset = self._training = dataset
         self.wait_s = 0.0
-        small = dataset.nbytes <= _SMALL_BYTES  # read at once: quicker than to ask a thread
+        # Read at once: quicker than to ask a thread.
+        small = dataset.nbytes <= _SMALL_BYTES and not dataset.costly
         self._kept: BatchTensors | None = None
         if small and device.type != "cpu":
             inputs, targets = self.rows(np.arange(dataset.schema.rows))
@@ -48,8 +50,12 @@ class BatchLoader:
         self._read_ahead: dict[Places, Future[Rows]] = {}
         self._window: WindowRows | None = None
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Read batches as this epoch of training sees them."""
+        self._training = self._dataset.in_epoch(epoch)
+
     def rows(self, rows: Any) -> BatchTensors:
-        """Some rows, by their numbers."""
+        """Some rows, by their numbers, as they are."""
         if self._kept is not None:
             index = torch.as_tensor(rows, device=self._device)
             return {name: kept[index] for name, kept in self._kept[0].items()}, self._kept[1][index]
@@ -81,7 +87,7 @@ class BatchLoader:
     def _read(self, order: Any, places: Places) -> Rows:
         """In the thread: the rows at these places, and a part of the next window."""
         if not isinstance(order, BlockOrder):
-            return self._dataset.batch(order[slice(*places)])
+            return self._training.batch(order[slice(*places)])
         begin, end = places
         parts = []
         while begin < end:
@@ -89,8 +95,8 @@ class BatchLoader:
             last = min(end, window.end)
             parts.append(window.at(begin, last))
             begin = last
-            window.advance(self._dataset, last)
-        return parts[0] if len(parts) == 1 else joined(parts, self._dataset)
+            window.advance(self._training, last)
+        return parts[0] if len(parts) == 1 else joined(parts, self._training)
 
     def _opened(self, order: BlockOrder, number: int) -> WindowRows:
         """A window with all of its rows."""
@@ -99,7 +105,7 @@ class BatchLoader:
             held = WindowRows(order, number)
         elif held.number == number - 1:
             held = held.next or WindowRows(order, number)
-        held.fill(self._dataset, 1.0)
+        held.fill(self._training, 1.0)
         self._window = held
         return held
 

@@ -21,6 +21,7 @@ from trainwright.estimator.memory.freed_memory import keep_freed_memory
 from trainwright.estimator.precision import autocast, for_loss
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batch.half_batches import due, half_squares
 from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_signal
@@ -69,7 +70,7 @@ class Rank(Replica):
     def __init__(
         self,
         request: TrainRequest,
-        dataset: data.Dataset,
+        dataset: data.Dataset | ModelReader,
         collective: Collective,
         device: torch.device,
         number: int,

@@ -12,6 +12,7 @@ from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch.sampling import epoch_order
@@ -38,7 +39,7 @@ class Replica:
     def __init__(
         self,
         request: TrainRequest,
-        dataset: data.Dataset,
+        dataset: data.Dataset | ModelReader,
         collective: Collective,
         device: torch.device,
         number: int,
@@ -76,7 +77,7 @@ class Replica:
 
         return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
-    def _take(self, dataset: data.Dataset) -> None:
+    def _take(self, dataset: data.Dataset | ModelReader) -> None:
         request = self.request
         require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
         self.train_rows, self.validation_rows = dataset.split.train, dataset.split.validation
@@ -84,7 +85,8 @@ class Replica:
         self.loader = BatchLoader(dataset, self.device)
 
     def epoch_order(self, epoch: int) -> Any:
-        """The training rows in the order of an epoch."""
+        """The training rows in the order of an epoch, which begins."""
+        self.loader.begin_epoch(epoch)
         return epoch_order(self.train_rows, self.spec.seed, epoch, self.dataset.row_bytes)
 
     def _to_device(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

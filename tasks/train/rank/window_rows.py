@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.train.batch.block_order import BlockOrder
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class WindowRows:
         self._filled = 0
         self._rows: Rows | None = None
 
-    def fill(self, dataset: Dataset, share: float) -> None:
+    def fill(self, dataset: Dataset | ModelReader, share: float) -> None:
         """Read the rows until this share of them is in memory."""
         import numpy as np
 
@@ -61,7 +62,7 @@ class WindowRows:
         found = {name: np.take(one, chosen, axis=0) for name, one in self._rows[0].items()}
         return found, np.take(self._rows[1], chosen, axis=0)
 
-    def advance(self, dataset: Dataset, end: int) -> None:
+    def advance(self, dataset: Dataset | ModelReader, end: int) -> None:
         """Read as much of the next window as is due when this one is used up to `end`."""
         if self.number + 1 < self.order.windows:
             if self.next is None:
@@ -70,7 +71,7 @@ class WindowRows:
             self.next.fill(dataset, _EARLIER * used)
 
 
-def joined(parts: Sequence[Rows], dataset: Dataset) -> Rows:
+def joined(parts: Sequence[Rows], dataset: Dataset | ModelReader) -> Rows:
     """The rows of all parts, in order."""
     import numpy as np
 

@@ -175,6 +175,7 @@ def case_of(job: Job, work: Path) -> Case:
         inputs=schema.inputs,
         input_dtypes=schema.input_dtypes,
         target_dtype=schema.target_dtype,
+        target_shape=schema.target_shape,
         classes=len(schema.classes or ()),
         task=schema.task,
     )

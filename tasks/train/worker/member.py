@@ -21,6 +21,8 @@ from trainwright.estimator.devices import number_of, threads_of
 from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.tasks.data.dataset import Dataset
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import PlannedDevice
@@ -113,7 +115,13 @@ def _await_device(channel: Channel) -> int:
 def _load_rank(order: Order, number: int, model: ModelDefinition | None, peers: Peers) -> Rank:
     """Load the data, then build the model with the rank's CPU share."""
     request = order.request
-    dataset = prepared(request.local_data, request.settings.home, request.job.train.seed)
+    dataset: Dataset | ModelReader
+    if request.job.data.reader == "model":
+        model = model or model_source.load(Path(request.source_folder), request.entry)
+        config = request.job.model.config if request.job.model else {}
+        dataset = ModelReader(model, request.local_data, config, request.schema_)
+    else:
+        dataset = prepared(request.local_data, request.settings.home, request.job.train.seed)
     planned = request.plan.devices[number]
     torch.set_num_threads(threads_of(planned.cores))
     if (cgroup := order.cgroups[number]) is not None:

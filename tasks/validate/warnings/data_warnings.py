@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ from trainwright.tasks.validate.warnings.leakage import leakage, sample
 from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
 from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
 
+_ENTRIES = 256
+
 
 def table_warnings(
     table: DuckDBTable, spec: DataSpec, seed: int, schema: DataSchema | None
 ) -> list[DataWarning]:
-    """The warnings about a table; without a schema there is no split, so none of repeated rows."""
-    if table.rows < 2 or len(table.kinds) < 2:
+    """The warnings about a table; without a schema there is no split, so none of repeated rows.
+
+    There are none of a table of series, whose rows are no samples.
+    """
+    if table.rows < 2 or len(table.kinds) < 2 or spec.time is not None:
         return []
     sampled = sample(table)
     found = leakage(table, sampled, spec.target)
@@ -49,18 +55,26 @@ def _held_out(table: DuckDBTable, spec: DataSpec, seed: int) -> Any:
 
 
 def sample_warnings(dataset: Dataset) -> list[DataWarning]:
-    """The warnings about arrays or images: those of repeated rows."""
+    """The warnings about arrays or images: those of repeated rows.
+
+    Raises BadInput if an image can't be decoded.
+    """
     if dataset.schema.task == "forecasting":
         return []
     rows = dataset.schema.rows
-    inputs = [np.asarray(array[:]) for array in dataset.inputs.values()]
-    entries = (b"".join(array[row].tobytes() for array in inputs) for row in range(rows))
+
+    def entries() -> Iterator[bytes]:
+        for begin in range(0, rows, _ENTRIES):
+            inputs, _ = dataset.batch(np.arange(begin, min(begin + _ENTRIES, rows)))
+            for parts in zip(*inputs.values(), strict=True):
+                yield b"".join(part.tobytes() for part in parts)
+
     labels = np.asarray(dataset.targets[:]) if dataset.schema.classes is not None else None
     held_out = np.zeros(rows, bool)
     held_out[np.asarray(dataset.split.validation[:])] = True
     with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
         database = DuckDBDatabase(Path(folder))
         try:
-            return in_entries(database, entries, labels, held_out)
+            return in_entries(database, entries(), labels, held_out)
         finally:
             database.close()

@@ -267,7 +267,8 @@ def test_a_folder_of_images_is_read_by_its_index(tmp_path: Path) -> None:
         DataSpec(uri=pictures(tmp_path / "pets", "file,label\n0.png,cat\n2.png,dog\n1.png,cat\n"))
     )
     assert images.schema.inputs == {"inputs": (3, 6, 5)}
-    assert images.inputs["inputs"][:, 0, 0, 0] == pytest.approx([0, 0.4, 0.2])
+    inputs, _ = images.batch(np.arange(3))
+    assert inputs["inputs"][:, 0, 0, 0] == pytest.approx([0, 0.4, 0.2])
     assert images.schema.classes == ["cat", "dog"]
 
 
@@ -429,10 +430,6 @@ def test_an_unknown_source_names_the_known_ones(uri: str, said: str) -> None:
         ("file,label\n9.png,cat\n0.png,dog\n", "names '9.png'; there is no such file"),
         ("name,label\n0.png,cat\n", "has no column 'file'; it has: name, label"),
         ("file,label\n0.png,cat\nbroken.png,dog\n", "broken.png can't be read as an image"),
-        (
-            "file,label\n0.png,cat\ntall.png,dog\n",
-            "tall.png is 7×5 with 1 channel, 0.png is 6×5 with 3 channels",
-        ),
     ],
 )
 def test_an_index_with_an_invalid_image_is_refused(tmp_path: Path, index: str, said: str) -> None:
@@ -440,7 +437,6 @@ def test_an_index_with_an_invalid_image_is_refused(tmp_path: Path, index: str, s
     folder = Path(pictures(tmp_path / "pets", index))
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
     (folder / "broken.png").write_bytes(b"no image")
-    Image.fromarray(np.zeros((7, 5), dtype=np.uint8)).save(folder / "tall.png")
     with pytest.raises(BadInput, match=said):
         load(DataSpec(uri=str(folder)))
 

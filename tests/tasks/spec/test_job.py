@@ -18,7 +18,8 @@ pool: ../pools/two-cpus.yaml
 priority: 0
 data:
   {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2,
-   expectations: suite.json, missing: auto, split: group, split_by: patient, stratify: auto}
+   expectations: suite.json, missing: auto, split: group, split_by: patient, stratify: auto,
+   image_size: [8, 8], augment: none}
 model: {source: cnn.py, config: {width: 64}}
 recommend: {templates: [linear], top: 3, probe: false}
 train:

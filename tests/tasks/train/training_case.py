@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import doors
+import numpy as np
 import psutil
 
 from trainwright.estimator.curves import Interval
@@ -91,6 +92,7 @@ def request(
     model: dict[str, Any] | None = None,
     devices: list[dict[str, Any]] | None = None,
     validation_fraction: float = 0.2,
+    augment: str = "none",
     **train: Any,
 ) -> TrainRequest:
     """A training of a small network on the digits with these batch sizes, on emulated devices."""
@@ -113,7 +115,11 @@ def request(
         {
             "name": "case",
             "pool": str(pool),
-            "data": {"uri": "builtin:digits", "validation_fraction": validation_fraction},
+            "data": {
+                "uri": "builtin:digits",
+                "validation_fraction": validation_fraction,
+                "augment": augment,
+            },
             "model": {"source": str(source / "net.py"), "config": model or {}},
             "train": spec,
         }
@@ -180,9 +186,13 @@ def alone(
     optimizer = make[spec.optimizer.name](grouped)
     dataset = data.load(asked.job.data, spec.seed)
     rows, held_out = dataset.split.train, dataset.split.validation
-    inputs, labels = torch.from_numpy(dataset.inputs["inputs"]), torch.from_numpy(dataset.targets)
+    every, labels = np.arange(len(dataset.targets)), torch.from_numpy(dataset.targets)
 
-    def evaluate(these: Any) -> dict[str, float]:
+    def images(epoch: int | None = None) -> Any:
+        seen = dataset if epoch is None else dataset.in_epoch(epoch)
+        return torch.from_numpy(seen.batch(every)[0]["inputs"])
+
+    def evaluate(inputs: Any, these: Any) -> dict[str, float]:
         model.eval()
         with torch.no_grad():
             outputs = model(inputs[these].to(dtype))
@@ -195,7 +205,7 @@ def alone(
 
     size = asked.plan.global_batch_size
     for epoch in range(spec.epochs):
-        order = epoch_order(rows, spec.seed, epoch)
+        order, inputs = epoch_order(rows, spec.seed, epoch), images(epoch)
         for at in range(0, len(order), size):
             batch = torch.as_tensor(order[at : at + size])
             if reordered is not None:
@@ -205,7 +215,7 @@ def alone(
                     )
                 ]
             if metrics is not None:
-                metrics.append(evaluate(batch))
+                metrics.append(evaluate(inputs, batch))
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
             sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
             for part in batch.split(parts) if parts is not None else [batch]:
@@ -227,7 +237,7 @@ def alone(
                 torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
             optimizer.step()
         if metrics is not None:
-            metrics.append({"epoch": epoch, **evaluate(torch.as_tensor(held_out))})
+            metrics.append({"epoch": epoch, **evaluate(images(), torch.as_tensor(held_out))})
     return dict(model.state_dict())
 
 

@@ -1,0 +1,60 @@
+"""A table of time series as what is stored of it: its windows and their schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.data.modalities.series import Windows, series_table, windows_of
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.spec.job import DataSpec
+
+
+def forecast_windows(table: Any, sha256: str, spec: DataSpec) -> tuple[Windows, DataSchema]:
+    """The windows of a table's series, and the schema with the sizes of both parts.
+
+    Raises BadInput if the series can't be used.
+    """
+    assert spec.time is not None
+    if spec.task not in (None, "forecasting"):
+        raise BadInput(
+            f"data.task: got {spec.task}; allowed for a table with data.time: forecasting"
+        )
+    if spec.split != "rows":
+        raise BadInput(f"data.split: got {spec.split}; series are split by data.time already")
+    found = series_table(
+        table, time=spec.time, target=spec.target, series=spec.series, uri=spec.uri
+    )
+    windows = windows_of(
+        found,
+        horizon=spec.horizon,
+        history=spec.history,
+        validation_fraction=spec.validation_fraction,
+        uri=spec.uri,
+    )
+    inputs, count = windows.inputs(), len(windows.starts)
+    schema = DataSchema(
+        task="forecasting",
+        rows=count,
+        train_rows=windows.train_windows,
+        validation_rows=count - windows.train_windows,
+        inputs={name: tuple(one.shape[1:]) for name, one in inputs.items()},
+        input_dtypes={name: "int64" if name == "series" else "float32" for name in inputs},
+        target=spec.target,
+        target_dtype="float32",
+        target_shape=(windows.horizon,),
+        columns=_columns(table.column_names, spec, windows.names),
+        sha256=sha256,
+    )
+    return windows, schema
+
+
+def _columns(names: list[str], spec: DataSpec, series: list[str]) -> list[Column]:
+    """The time, the series and the known covariates, in the table's order."""
+    found = []
+    for name in names:
+        if name == spec.series:
+            found.append(Column(name=name, kind="series", vocabulary=len(series) + 1))
+        elif name != spec.target:
+            found.append(Column(name=name, kind="time" if name == spec.time else "number"))
+    return found
