@@ -156,7 +156,7 @@ def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
     with readable(spec):
         stored = stored_rows(open_source(spec), content_sha256(spec), spec)
         schema = stored.schema
-        if schema.train_rows:  # series are split already
+        if spec.time is not None:  # series are split already
             return schema
         kept = {
             name: np.empty(stored.arrays[name][0], "uint16" if name == TARGETS else "int64")
@@ -202,7 +202,8 @@ def split_of(
     """
     import numpy as np
 
-    if count := schema.train_rows:
+    if spec.time is not None:
+        count = schema.train_rows
         series = [one.vocabulary for one in schema.columns if one.kind == "series"]
         codes = [np.arange(size) for size in series]
         return RowSplit(np.arange(count), np.arange(count, schema.rows), codes)

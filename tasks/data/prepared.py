@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Stored = Array | RowFile | Kept
 
-_FORMAT = 2
+_FORMAT = 3
 """Counts changes of the arrays that `stored_rows` makes of a content."""
 _KEPT_DAYS = 30
 _MAPPED_BYTES = 256 * 2**20
@@ -116,7 +116,7 @@ def _opened(folder: Path, spec: DataSpec, seed: int) -> Dataset | None:
         return None
     split = (
         split_of(arrays, schema, spec, seed)
-        if schema.rows <= _SPLIT_HERE or schema.train_rows
+        if schema.rows <= _SPLIT_HERE or spec.time is not None
         else _split(folder, arrays, schema, spec, seed)
     )
     return divided(arrays, schema, vocabularies, split, spec, seed)
