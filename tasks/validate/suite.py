@@ -2,9 +2,9 @@
 
 It is strict about what holds for any data: nothing missing or infinite, at least two classes with
 two rows each, at least ten rows, one image size if it is one. It has slack where later data may
-differ: ranges may grow by their width on either side; means may move by half a standard deviation (in small data
-by four standard errors of the difference of two means); each class must be at least a quarter as
-frequent as the rarest class was.
+differ: ranges may grow by their width on either side; means may move by half a standard deviation
+(in small data by four standard errors of the difference of two means); each class must be at least
+a quarter as frequent as the rarest class was.
 """
 
 from __future__ import annotations

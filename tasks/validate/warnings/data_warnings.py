@@ -69,7 +69,8 @@ def sample_warnings(dataset: Dataset) -> list[DataWarning]:
             for parts in zip(*inputs.values(), strict=True):
                 yield b"".join(part.tobytes() for part in parts)
 
-    labels = np.asarray(dataset.targets[:]) if dataset.schema.classes is not None else None
+    targets: Any = dataset.targets
+    labels = np.asarray(targets[:]) if dataset.schema.classes is not None else None
     held_out = np.zeros(rows, bool)
     held_out[np.asarray(dataset.split.validation[:])] = True
     with tempfile.TemporaryDirectory(prefix="trainwright-table-") as folder:
