@@ -47,8 +47,7 @@ def validate(
 ) -> Validation:
     """Check the data. `success` is False if it fails an expectation or can't be used for training.
 
-    A table of more than five million cells is checked by a sample of its rows, except with the
-    job's own suite; `checked_rows` is the number of rows checked.
+    All rows are checked. `checked_rows` is their number.
 
     Raises BadInput if there is nothing to check (no such file, an invalid file, a missing target)
     or the job's suite is invalid, ServiceUnreachable if the data's server does not answer.

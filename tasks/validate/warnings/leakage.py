@@ -58,7 +58,9 @@ def sample(table: DuckDBTable, most: int = _MOST_ROWS) -> Sampled:
 def leakage(table: DuckDBTable, sampled: Sampled, target: str) -> list[DataWarning]:
     """Warnings of columns with too much skill. None below 100 rows."""
     quantity = table.kinds.get(target) in ("number", "flag")
-    if len(sampled.rows) < MIN_ROWS or not (quantity or table.labels is not None):
+    if len(sampled.rows) < MIN_ROWS or target not in sampled.columns:
+        return []
+    if table.labels is None and not quantity:
         return []
     classes = table.labels is not None
     answers = sampled.columns[target]

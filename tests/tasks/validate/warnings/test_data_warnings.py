@@ -113,6 +113,9 @@ def test_a_table_with_few_rows_or_an_empty_target_is_not_judged(leaks: Find) -> 
     assert leaks({"copy": [0, 1] * 20, "label": [0, 1] * 20}) == []
     empty = pa.array([None] * ROWS, pa.float64())
     assert leaks(honest() | {"label": empty}, classes=False) == []
+    assert leaks(honest() | {"label": pa.nulls(ROWS)}) == []
+    assert leaks(honest() | {"label": ["a"] * ROWS}) == []
+    assert leaks(honest() | {"label": [f"a{at}" for at in range(ROWS)]}, classes=False) == []
 
 
 def brute_force(keys: list[Any], labels: list[Any], validation: list[int]) -> tuple[int, int]:
