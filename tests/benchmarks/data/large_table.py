@@ -100,7 +100,15 @@ def prepare(asked: argparse.Namespace, home: Path) -> None:
 
 
 def train(asked: argparse.Namespace, home: Path) -> None:
-    """Train, and print what the steps waited for."""
+    """Train an MLP, and print what the steps waited for."""
+    model = {"columns": asked.columns, "width": asked.width}
+    print(timed_steps(str(asked.folder), _MODEL, model, asked.batch, asked.steps, home), flush=True)
+
+
+def timed_steps(
+    uri: str, source: str, config: dict[str, int], batch: int, steps: int, home: Path
+) -> str:
+    """Train on one rank by the training loop's own step. Returns what the steps waited for."""
     import torch
 
     from trainwright.tasks.data.prepared import prepared
@@ -113,21 +121,20 @@ def train(asked: argparse.Namespace, home: Path) -> None:
 
     torch.set_num_threads(1)
     model = home / "model.py"
-    model.write_text(_MODEL)
+    home.mkdir(exist_ok=True)
+    model.write_text(source)
+    train = {
+        "global_batch_size": batch,
+        "epochs": 100_000,
+        "learning_rate": 1e-3,
+        "adaptive_split": False,
+    }
     job = Job.model_validate(
         {
-            "name": "large",
-            "data": {"uri": str(asked.folder)},
-            "model": {
-                "source": str(model),
-                "config": {"columns": asked.columns, "width": asked.width},
-            },
-            "train": {
-                "global_batch_size": asked.batch,
-                "epochs": 1000,
-                "learning_rate": 1e-3,
-                "adaptive_split": False,
-            },
+            "name": "timed",
+            "data": {"uri": uri},
+            "model": {"source": str(model), "config": config},
+            "train": train,
         }
     )
     torch.nn.Linear(8, 8)(torch.ones(8, 8)).sum().backward()  # loads what every rank loads
@@ -141,20 +148,19 @@ def train(asked: argparse.Namespace, home: Path) -> None:
     )
     order, begun, losses = rank.epoch_order(0), 0, list[float]()
     rank.loader.wait_s, started = 0.0, time.perf_counter()
-    for step in range(asked.steps):
+    for step in range(steps):
         if step == 1:  # the first step waits for the first window
             first_s, rank.loader.wait_s, started = rank.loader.wait_s, 0.0, time.perf_counter()
         training.step(order, begun)
-        begun = (begun + asked.batch) % (len(order) // asked.batch * asked.batch)
+        begun = (begun + batch) % (len(order) // batch * batch)
         assert training.last is not None
         losses.append(training.last["row"]["loss"])
     took, waited = time.perf_counter() - started, rank.loader.wait_s
-    steps = asked.steps - 1
-    print(
-        f"{steps} steps of {1e3 * took / steps:.2f} ms, waiting {1e3 * waited / steps:.3f} ms "
-        f"for rows ({waited / took:.1%}; bar 2 %), before the first step {first_s:.2f} s; "
-        f"loss {np.mean(losses[:20]):.3f} to {np.mean(losses[-20:]):.3f}; {peak.said()}",
-        flush=True,
+    return (
+        f"{steps - 1} steps of {1e3 * took / (steps - 1):.2f} ms, waiting "
+        f"{1e3 * waited / (steps - 1):.3f} ms for rows ({waited / took:.1%}; bar 2 %), before the "
+        f"first step {first_s:.2f} s; loss {np.mean(losses[:20]):.3f} to "
+        f"{np.mean(losses[-20:]):.3f}; {peak.said()}"
     )
 
 
