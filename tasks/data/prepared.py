@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _FORMAT = 3
 """Counts changes of the arrays that `stored_rows` makes of a content."""
 _KEPT_DAYS = 30
-_MAPPED_BYTES = 256 * 2**20
+_MAPPED_BYTES = 64 * 2**20
 """Larger data is not mapped but read by rows (`row_file`)."""
 _SPLIT_HERE = 1 << 20
 """The split of so many rows is made by each process, which is quicker than to keep it."""

@@ -46,7 +46,7 @@ class BlockOrder:
     def __init__(self, rows: RowNumbers, seed: int, epoch: int, row_bytes: int) -> None:
         import numpy as np
 
-        self._rows, self._seed, self._epoch = rows, seed, epoch
+        self._rows, self._seed, self.epoch, self._row_bytes = rows, seed, epoch, row_bytes
         self._block = max(1, min(MOST_BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes), len(rows)))
         blocks = max(1, len(rows) // self._block)
         draw = np.random.Generator(np.random.PCG64([seed, epoch]))
@@ -55,6 +55,10 @@ class BlockOrder:
         self._together = max(1, WINDOW_BYTES // max(1, row_bytes) // self._block)
         self.windows = max(1, blocks // self._together)
         self._held: dict[int, Window] = {}
+
+    def following(self) -> BlockOrder:
+        """The order of the next epoch."""
+        return BlockOrder(self._rows, self._seed, self.epoch + 1, self._row_bytes)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -89,7 +93,7 @@ class BlockOrder:
         if last and (rest := len(self) - len(self._blocks) * self._block):
             rows.append(self._block_rows(len(self._blocks), rest))
         found = np.concatenate(rows).astype(np.int64)
-        draw = np.random.Generator(np.random.PCG64([self._seed, self._epoch, number]))
+        draw = np.random.Generator(np.random.PCG64([self._seed, self.epoch, number]))
         window = Window(begin * self._block, found, draw.permutation(len(found)))
         # Replaced as a whole: another thread may read it.
         before = {key: one for key, one in self._held.items() if key == number - 1}

@@ -22,7 +22,10 @@ from trainwright.tasks.train.batch.block_order import BlockOrder
 from trainwright.tasks.train.rank.window_rows import Rows, WindowRows, joined
 
 _AHEAD = 2
-_SMALL_BYTES = 256 * 2**20
+_KEPT_BYTES = 256 * 2**20
+"""Data of at most this size is kept on a GPU."""
+_SMALL_BYTES = 64 * 2**20
+"""A batch of data of at most this size is read at once, which is quicker than to ask a thread."""
 Places = tuple[int, int]
 BatchTensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 
@@ -36,14 +39,14 @@ class BatchLoader:
     def __init__(self, dataset: Dataset | ModelReader, device: torch.device) -> None:
         self._dataset = self._training = dataset
         self.wait_s = 0.0
-        # Read at once: quicker than to ask a thread.
-        small = dataset.nbytes <= _SMALL_BYTES and not dataset.costly
         self._kept: BatchTensors | None = None
-        if small and device.type != "cpu":
+        if dataset.nbytes <= _KEPT_BYTES and not dataset.costly and device.type != "cpu":
             inputs, targets = self.rows(np.arange(dataset.schema.rows))
             kept = {name: tensor.to(device) for name, tensor in inputs.items()}
             self._kept = kept, targets.to(device)
         self._device = device
+        cheap = dataset.nbytes <= _SMALL_BYTES and not dataset.costly
+        small = self._kept is not None or cheap
         self.ahead = 0 if small else _AHEAD
         self._thread = None if small else ThreadPoolExecutor(1, "read-ahead")
         self._order: Any = None
@@ -95,17 +98,17 @@ class BatchLoader:
             last = min(end, window.end)
             parts.append(window.at(begin, last))
             begin = last
-            window.advance(self._training, last)
-        return parts[0] if len(parts) == 1 else joined(parts, self._training)
+            window.advance(self._dataset, last)
+        return parts[0] if len(parts) == 1 else joined(parts, self._dataset)
 
     def _opened(self, order: BlockOrder, number: int) -> WindowRows:
         """A window with all of its rows."""
         held = self._window
-        if held is None or held.order is not order or held.number not in (number, number - 1):
+        if held is not None and held.next is not None and held.next.is_of(order, number):
+            held = held.next
+        elif held is None or not held.is_of(order, number):
             held = WindowRows(order, number)
-        elif held.number == number - 1:
-            held = held.next or WindowRows(order, number)
-        held.fill(self._training, 1.0)
+        held.fill(self._dataset, 1.0)
         self._window = held
         return held
 

@@ -34,14 +34,15 @@ class WindowRows:
         self._rows: Rows | None = None
 
     def fill(self, dataset: Dataset | ModelReader, share: float) -> None:
-        """Read the rows until this share of them is in memory."""
+        """Read the rows, as its epoch sees them, until this share of them is in memory."""
         import numpy as np
 
         rows = self._window.rows
         wanted = min(len(rows), math.ceil(share * len(rows)))
         if wanted <= self._filled:
             return
-        inputs, targets = dataset.batch(rows[self._filled : wanted])
+        seen = dataset.in_epoch(self.order.epoch)
+        inputs, targets = seen.batch(rows[self._filled : wanted])
         if self._rows is None:
             whole = {
                 name: np.empty((len(rows), *one.shape[1:]), one.dtype)
@@ -62,13 +63,21 @@ class WindowRows:
         found = {name: np.take(one, chosen, axis=0) for name, one in self._rows[0].items()}
         return found, np.take(self._rows[1], chosen, axis=0)
 
+    def is_of(self, order: BlockOrder, number: int) -> bool:
+        """Whether this is a window of that epoch."""
+        return (self.order.epoch, self.number) == (order.epoch, number)
+
     def advance(self, dataset: Dataset | ModelReader, end: int) -> None:
-        """Read as much of the next window as is due when this one is used up to `end`."""
-        if self.number + 1 < self.order.windows:
-            if self.next is None:
-                self.next = WindowRows(self.order, self.number + 1)
-            used = (end - self._window.begin) / len(self._window.rows)
-            self.next.fill(dataset, _EARLIER * used)
+        """Read as much of the next window as is due when this one is used up to `end`.
+
+        After the last window comes the next epoch's first.
+        """
+        if self.next is None:
+            last = self.number + 1 == self.order.windows
+            following = (self.order.following(), 0) if last else (self.order, self.number + 1)
+            self.next = WindowRows(*following)
+        used = (end - self._window.begin) / len(self._window.rows)
+        self.next.fill(dataset, _EARLIER * used)
 
 
 def joined(parts: Sequence[Rows], dataset: Dataset | ModelReader) -> Rows:

@@ -146,13 +146,17 @@ def timed_steps(
     training.enter(
         WorkerGroup(generation=1, members=[0], rendezvous="", checkpoint=None, reason="measured")
     )
-    order, begun, losses = rank.epoch_order(0), 0, list[float]()
+    epoch, begun, losses = 0, 0, list[float]()
+    order = rank.epoch_order(0)
     rank.loader.wait_s, started = 0.0, time.perf_counter()
     for step in range(steps):
         if step == 1:  # the first step waits for the first window
             first_s, rank.loader.wait_s, started = rank.loader.wait_s, 0.0, time.perf_counter()
         training.step(order, begun)
-        begun = (begun + batch) % (len(order) // batch * batch)
+        begun += batch
+        if begun >= len(order):
+            epoch, begun = epoch + 1, 0
+            order = rank.epoch_order(epoch)
         assert training.last is not None
         losses.append(training.last["row"]["loss"])
     took, waited = time.perf_counter() - started, rank.loader.wait_s

@@ -36,6 +36,8 @@ def test_an_epoch_has_every_row_once_and_any_part_of_it_is_the_same(
 def test_each_epoch_and_seed_has_its_own_order() -> None:
     orders = [BlockOrder(np.arange(3000), *one, 500)[:] for one in ((0, 0), (0, 1), (1, 0))]
     assert len({order.tobytes() for order in orders}) == 3
+    following = BlockOrder(np.arange(3000), 0, 0, 500).following()
+    assert np.array_equal(following[:], orders[1])
 
 
 def test_a_batch_has_rows_from_everywhere() -> None:
