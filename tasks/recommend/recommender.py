@@ -26,6 +26,7 @@ from trainwright.tasks.recommend.similar_sets.metric_prediction import predict_m
 from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.trials import probe
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
+from trainwright.tasks.recommend.trials.trial import Trial
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.runs.recommendation import BoostedTrees, Candidate, Recommendation
@@ -130,7 +131,7 @@ def _probed(
     """The errors of the best candidates in short trainings, the best first."""
     names = [one.name for one in listed if one.feasible][: probe.MOST]
 
-    def run(name: str, rows: int, limit_s: float) -> float:
+    def run(name: str, rows: int, limit_s: float) -> Trial:
         proposal = costs[name].proposal
         train = with_recipe(job, proposal.recipe, given).train
         return probe.trial(proposal.model(), source, train, settings, rows, limit_s)
@@ -138,7 +139,7 @@ def _probed(
     total_s = probe.budget_s(job.objective.deadline)
     errors = probe.halved(names, total_s, run) if len(names) > 1 else {}
     if not errors:
-        message = f"{seconds(total_s)} can't compare {len(names)} candidate(s); none was tried"
+        message = f"{seconds(total_s)} did not suffice to compare {len(names)} candidate(s)"
         progress.emit("notice", message=f"recommend.probe: {message}")
     return errors
 

@@ -31,8 +31,8 @@ _START_S = 8.0
 _LEAST_S = 2.0
 """A trial shorter than this says nothing."""
 _FIRST_ROWS = 5_000
-Attempt = Callable[[str, int, float], float]
-"""Trains the candidate with this name on so many rows for so many seconds. Returns the error."""
+Attempt = Callable[[str, int, float], Trial]
+"""Trains the candidate with this name on so many rows for so many seconds."""
 
 
 def budget_s(deadline_s: float | None) -> float:
@@ -44,7 +44,7 @@ def halved(names: Sequence[str], total_s: float, run: Attempt) -> dict[str, floa
     """The error of each candidate in its last round; those that got further come first.
 
     `total_s` is divided equally among the rounds, and in each among its trials, whose starts count.
-    Empty if that is too little time for a trial.
+    Empty if that is too little time for a trial, or for one to see its sample once.
     """
     rounds = max(1, (len(names) - 1).bit_length())
     found: dict[str, float] = {}
@@ -53,7 +53,12 @@ def halved(names: Sequence[str], total_s: float, run: Attempt) -> dict[str, floa
         each = total_s / rounds / len(left) - _START_S
         if each < _LEAST_S:
             break
-        errors = {name: run(name, rows, each) for name in left}
+        errors = {}
+        for name in left:
+            made = run(name, rows, each)
+            if made.passes < 1:
+                return {}
+            errors[name] = made.error
         left = sorted(left, key=lambda name: errors[name])
         found = {name: errors[name] for name in left} | {
             name: error for name, error in found.items() if name not in errors
@@ -64,8 +69,8 @@ def halved(names: Sequence[str], total_s: float, run: Attempt) -> dict[str, floa
 
 def trial(
     model: ModelSource, data: DataSpec, train: TrainSpec, settings: Settings, rows: int, s: float
-) -> float:
-    """The error that a model reaches on a sample within `s` seconds, in a process of its own."""
+) -> Trial:
+    """What a model reaches on a sample within `s` seconds, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="trainwright-trial-") as name:
         request = TrialRequest(
             data=data,
@@ -91,4 +96,4 @@ def trial(
     answer = json.loads(done.stdout)
     if isinstance(answer.get("error"), dict):
         raise from_document(answer["error"])
-    return Trial.model_validate_json(done.stdout).error
+    return Trial.model_validate_json(done.stdout)

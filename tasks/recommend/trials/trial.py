@@ -59,6 +59,7 @@ class Trial(BaseModel):
         "if it diverged"
     )
     epochs: int
+    passes: float = Field(description="over the sample, the last one perhaps in part")
     seconds: float
 
 
@@ -87,7 +88,7 @@ def train(
     size = min(size, len(rows))
     validated = sampled(data.split.validation, _MOST_VALIDATED)
     order = np.random.default_rng(spec.seed)
-    best, since, epoch, done = math.inf, 0, 0, 0.0
+    best, since, epoch, steps, done = math.inf, 0, 0, 0, 0.0
     while epoch < spec.epochs and done < 1:
         shuffled = order.permutation(rows)
         for begin in range(0, len(rows) - size + 1, size):
@@ -104,13 +105,19 @@ def train(
             if spec.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
             optimizer.step()
+            steps += 1
         epoch += 1
         error = evaluated(model, data, validated)
         best, since = (error, 0) if error < best else (best, since + 1)
         stopping = spec.early_stopping
         if not math.isfinite(error) or (stopping is not None and since >= stopping.patience):
             break
-    return Trial(error=best, epochs=epoch, seconds=time.perf_counter() - started)
+    return Trial(
+        error=best,
+        epochs=epoch,
+        passes=steps / (len(rows) // size),
+        seconds=time.perf_counter() - started,
+    )
 
 
 def evaluated(model: torch.nn.Module, data: Dataset, rows: Array) -> float:

@@ -17,6 +17,7 @@ from trainwright.tasks.data import dataset
 from trainwright.tasks.recommend.proposals import proposals
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
 from trainwright.tasks.recommend.trials.probe import MOST, budget_s, halved, trial
+from trainwright.tasks.recommend.trials.trial import Trial
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.spec.recipe import with_recipe
 
@@ -30,9 +31,9 @@ def test_halving_keeps_its_time_and_ends_with_the_best_of_the_last_round(
     errors = dict(zip("abcdef", given_errors, strict=True))
     calls: list[tuple[str, int, float]] = []
 
-    def run(name: str, rows: int, limit_s: float) -> float:
+    def run(name: str, rows: int, limit_s: float) -> Trial:
         calls.append((name, rows, limit_s))
-        return errors[name]
+        return Trial(error=errors[name], epochs=1, passes=1, seconds=limit_s)
 
     found = halved(compared, total_s, run)
     assert sum(limit for _, _, limit in calls) <= total_s
@@ -53,8 +54,22 @@ def test_a_trial_in_its_own_process_learns_within_its_time(tmp_path: Path, home:
     job = table_job(tmp_path)
     (proposal, *_) = proposals(dataset.describe(job.data))
     train = with_recipe(job, proposal.recipe, []).train
-    error = trial(proposal.model(), job.data, train, doors.settings(), 200, 20.0)
-    assert error < 0.3
+    made = trial(proposal.model(), job.data, train, doors.settings(), 200, 20.0)
+    assert made.error < 0.3
+    assert made.passes >= 1
+
+
+def test_a_probe_in_which_a_trial_does_not_see_its_sample_once_says_nothing() -> None:
+    made = Trial(error=0.9, epochs=1, passes=0.4, seconds=9)
+    assert halved(["a", "b"], 100, lambda *_: made) == {}
+
+
+def test_a_trial_that_runs_out_of_time_says_how_much_it_saw(tmp_path: Path, home: Path) -> None:
+    job = table_job(tmp_path)
+    (proposal, *_) = proposals(dataset.describe(job.data))
+    train = with_recipe(job, proposal.recipe, []).train
+    made = trial(proposal.model(), job.data, train, doors.settings(), 200, 1e-6)
+    assert made.passes == 0
 
 
 def test_a_source_that_fails_in_a_trial_is_one_line(tmp_path: Path, home: Path) -> None:
