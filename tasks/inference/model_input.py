@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.tasks.data.column_scan import is_number, is_text
+from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
 from trainwright.tasks.data.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.arrow_arrays import text_array
@@ -70,6 +71,9 @@ class ModelInput:
             if one.kind == "category"
         }
         self._arrays = TableArrays(schema.columns, known, [])
+        self._text = next((one.name for one in schema.columns if one.kind == "text"), None)
+        """the column whose tokens are the only input"""
+        self._tokenizer, self._shapes = Tokenizer(), schema.inputs
         self._columns, self._missing, self._where = schema.columns, missing, where
         self._dtypes = schema.input_dtypes
         self._seen = 0
@@ -80,8 +84,13 @@ class ModelInput:
         for column in self._columns:
             self._require_values(plain.column(column.name), column)
         self._seen += batch.num_rows
-        found = self._arrays.of(plain)
+        found = self._arrays.of(plain) if self._text is None else self._tokens(plain)
         return {name: array.astype(self._dtypes[name]) for name, array in found.items()}
+
+    def _tokens(self, batch: Any) -> dict[str, Array]:
+        texts = [text or "" for text in batch.column(self._text).to_pylist()]
+        [(name, (length, *_))] = self._shapes.items()
+        return {name: padded(*self._tokenizer(texts), length)}
 
     def _require_values(self, values: Any, column: Column) -> None:
         import pyarrow as pa

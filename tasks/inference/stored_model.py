@@ -131,7 +131,7 @@ class StoredModel:
 
     def _encoder(self, where: str) -> ModelInput:
         """Raises BadInput if only the source's own `predict` can take such columns."""
-        kinds = sorted({one.kind for one in self.schema.columns} - {"number", "category"})
+        kinds = sorted({one.kind for one in self.schema.columns} - {"number", "category", "text"})
         if kinds:
             raise BadInput(
                 f"rows: {where}: the run's model takes columns of the kind {', '.join(kinds)}; "
