@@ -48,6 +48,20 @@ def predict(model, rows):
     found = [round(one, 2) for one in model(values.float())[:, 0].tolist()]
     return {"prediction": found, "low": [one - 0.5 for one in found]}
 """
+TEXTS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(2**20 + 2, 4, padding_idx=0)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        return self.out(self.bag(tokens))
+
+
+def build_model():
+    return Net()
+"""
 IMAGES = """
 def build_model():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -193,6 +207,21 @@ def test_arrays_are_predicted_as_the_training_evaluated_them(tmp_path: Path) -> 
         assert says in refusal(run, tmp_path / "rows.npz", tmp_path / "no.parquet")
     says = refusal(run, write(tmp_path, a=[1.0]), tmp_path / "no.parquet")
     assert "takes no columns of a table; allowed: .npz with the arrays inputs" in says
+
+
+def test_texts_are_predicted_as_the_training_evaluated_them(tmp_path: Path) -> None:
+    random, words = np.random.default_rng(0), ["good", "bad", "film", "plot", "the", "a", "of"]
+    texts = [" ".join(random.choice(words, size)) for size in random.integers(4, 20, 200)]
+    labels = ["yes" if text.count("good") > text.count("bad") else "no" for text in texts]
+    pq.write_table(pa.table({"said": texts, "label": labels}), tmp_path / "train.parquet")
+    data = {"uri": str(tmp_path / "train.parquet"), "task": "text-classification"}
+    run = stored_run(tmp_path, TEXTS, data)
+    given = held_out(run)
+    pq.write_table(given.select(["said"]), tmp_path / "rows.parquet")
+    predict(run, str(tmp_path / "rows.parquet"), str(tmp_path / "out.parquet"))
+    predictions = pq.read_table(tmp_path / "out.parquet")["prediction"].to_pylist()
+    right = np.array(predictions) == np.array(given["label"].to_pylist())
+    assert right.mean() == run.read(Result).metrics["accuracy"]
 
 
 def test_a_sources_own_predict_gets_raw_columns(numbers: Run, tmp_path: Path) -> None:
