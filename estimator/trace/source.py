@@ -172,6 +172,25 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
     return model
 
 
+def adapt(
+    definition: ModelDefinition,
+    model: torch.nn.Module,
+    inputs: Any,
+    targets: torch.Tensor,
+    names: dict[str, list[str]],
+) -> None:
+    """Call the source's `adapt`, if it has one, without gradients. Raises BadInput if it fails."""
+    import torch
+
+    if definition.adapt is None:
+        return
+    try:
+        with torch.no_grad():
+            definition.adapt(model, inputs, targets, names)
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"model: adapt raised {described(error)}") from error
+
+
 def described(error: BaseException) -> str:
     """An exception's type and message in one short line, without torch's stack of C++ code."""
     says = " ".join(str(error).split("Exception raised from")[0].split())[:300]

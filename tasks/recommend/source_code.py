@@ -152,13 +152,26 @@ def _json_literal(
     if len(lines) <= most_lines and all(_columns(one) <= most for one in lines):
         inner = "\n".join(f"    {opened}{one}{closed}" for one in lines)
     else:
-        inner = f"    {opened}{''.join(pieces)}{closed}  # noqa: E501"
+        inner = _noted(f"    {opened}{''.join(pieces)}{closed}")
     return f"{start} = json.loads(\n{inner}\n)"
 
 
 def text_literal(value: str) -> str:
     """A Python expression for a text, which needs `json` if the text is unusual."""
     return f'"{value}"' if _is_plain(value) else f"json.loads(r'{_json_text(value)}')"
+
+
+def text_assignment(name: str, value: str) -> str:
+    """The assignment of any text to a name, as `texts_literal`."""
+    text = _json_text(value)
+    for line in (
+        f'{name} = "{value}"' if _is_plain(value) else "",
+        f"{name}: str = json.loads(r'{text}')",
+    ):
+        if line and _columns(line) <= WIDTH:
+            return line
+    inner = _noted(f"    r'{text}'")
+    return f"{name}: str = json.loads(\n{inner}\n)"
 
 
 def shown(text: str, most: int = _HEADER_CHARACTERS) -> str:
@@ -175,7 +188,14 @@ def class_bytes(classes: Iterable[str]) -> int:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(shown(text), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    line = shown(text)
+    width = WIDTH if _columns(line) == len(line) else WIDTH // 2
+    return textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _noted(line: str) -> str:
+    """A line that ruff may find too long; it does not if the line has no space inside."""
+    return f"{line}  # noqa: E501" if _columns(line) > WIDTH and " " in line.strip() else line
 
 
 def _is_plain(value: str) -> bool:

@@ -9,14 +9,20 @@ from __future__ import annotations
 from trainwright.tasks.recommend.templates.forecasts.dlinear import DLINEAR
 from trainwright.tasks.recommend.templates.forecasts.nhits import NHITS
 from trainwright.tasks.recommend.templates.linear_table import LINEAR
+from trainwright.tasks.recommend.templates.realmlp_table import REALMLP
+from trainwright.tasks.recommend.templates.tabm_table import TABM
 from trainwright.tasks.recommend.templates.template import Template
 from trainwright.tasks.recommend.templates.texts_images.depthwise_network import DEPTHWISE_NETWORK
 from trainwright.tasks.recommend.templates.texts_images.ngram_bag import NGRAM_BAG
 from trainwright.tasks.recommend.templates.texts_images.residual_network import RESIDUAL_NETWORK
 from trainwright.tasks.recommend.templates.texts_images.text_convolution import TEXT_CONVOLUTION
+from trainwright.tasks.recommend.templates.wide_table import WIDE
 
 _ALL = (
     LINEAR,
+    REALMLP,
+    TABM,
+    WIDE,
     NGRAM_BAG,
     TEXT_CONVOLUTION,
     DEPTHWISE_NETWORK,

@@ -13,10 +13,6 @@ _MODEL = r'''
 class Model(nn.Module):
     """One weight for each number, and one for each value of a category."""
 
-    #? categories
-    offsets: Tensor
-
-    #?
     def __init__(self) -> None:
         super().__init__()
         self.table = Table()
@@ -25,7 +21,7 @@ class Model(nn.Module):
         self.numbers = nn.Linear($features, $outputs, bias=False)
         #? categories
         self.categories = nn.Embedding(sum(CODES), $outputs)
-        self.register_buffer("offsets", torch.tensor([0, *CODES[:-1]]).cumsum(0))
+        self.offsets = nn.Buffer(torch.tensor([0, *CODES[:-1]]).cumsum(0))
         #?
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -40,7 +36,7 @@ class Model(nn.Module):
         return self.table.in_unit(outputs.squeeze(1))
         #?
 
-    def start(self, inputs: Inputs, targets: Tensor) -> None:
+    def start(self, targets: Tensor) -> None:
         """Start where every row has the same prediction."""
         for parameter in self.parameters():
             parameter.zero_()
@@ -66,7 +62,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
-    return table_source(TableColumns.of(schema), "Linear model", _MODEL, header)
+    return table_source(
+        TableColumns.of(schema), "Linear model", _MODEL, header, start="model.start(targets)"
+    )
 
 
 def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:

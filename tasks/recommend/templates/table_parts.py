@@ -18,7 +18,7 @@ from trainwright.tasks.recommend.source_code import (
     finished,
     numbers_literal,
     shown,
-    text_literal,
+    text_assignment,
     texts_literal,
 )
 from trainwright.tasks.runs.artefacts import DataSchema
@@ -56,7 +56,7 @@ class TableColumns:
             [column.name for column in numbers],
             [place for place, column in enumerate(numbers) if column.missing],
             [column.name for column in categories],
-            [max(1, column.vocabulary) for column in categories],
+            [max(2, column.vocabulary) for column in categories],
             schema.classes if schema.task.endswith("classification") else None,
         )
 
@@ -77,19 +77,20 @@ def table_source(
     model: str,
     header: Header,
     *,
+    start: str = "",
     facts: Mapping[str, bool] = MappingProxyType({}),
     values: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The source of a model for a table. `kind`: words for its first line, such as `Linear model`.
 
     `model` is code as in `source_code.finished`: `class Model`, `build_model` and `loss`. A Model
-    has the attribute `table`, a Table, and a method `start(inputs, targets)`, which sets its
-    initial state from training rows; it returns logits, (rows, classes), or numbers in the target's
-    unit, (rows,).
+    has the attribute `table`, a Table, and returns logits, (rows, classes), or numbers in the
+    target's unit, (rows,). `start`: a call that sets the initial state of `model` from `inputs` and
+    `targets`, if it needs one.
     """
     classes = columns.classes
     shared = {
-        "target": text_literal(columns.target),
+        "target": text_assignment("TARGET", columns.target),
         "numbers": texts_literal("NUMBERS", columns.numbers),
         "gaps": numbers_literal("GAPS", columns.gaps),
         "categories": texts_literal("CATEGORIES", columns.categories),
@@ -105,20 +106,33 @@ def table_source(
             for name, there in (("NUMBERS", columns.numbers), ("CATEGORIES", columns.categories))
             if there
         ),
+        "start": start,
         "inputs": "dict[str, Tensor]" if columns.numbers and columns.categories else "Tensor",
     }
-    title = f"{kind} of {shown(columns.target, 40)} by the columns of a table. Edit it as you like."
+    title = f"{kind} for {shown(columns.target, 30)}."
     literals = "".join(
         shared[name] for name in ("target", "numbers", "gaps", "categories", "codes")
     )
     uses_json = classes is not None or "json.loads" in literals
     return finished(
         f"{_START}\n\n{model.strip()}\n\n\n{_END.strip()}",
-        {**columns.facts, "json": uses_json, **facts},
+        {
+            **columns.facts,
+            "json": uses_json,
+            "math": bool(columns.numbers),
+            "itertools": "itertools." in model,
+            "start": bool(start),
+            **facts,
+        },
         {**shared, **values},
         title,
         header,
     )
+
+
+def epochs(schema: DataSchema, samples: int, most: int) -> int:
+    """Passes over the training rows that take about this many samples; at least 10."""
+    return min(most, max(10, round(samples / max(1, schema.train_rows))))
 
 
 _START = r'''
@@ -126,9 +140,11 @@ from __future__ import annotations
 
 #? categories
 import hashlib
+#? itertools
+import itertools
 #? json
 import json
-#? numbers
+#? math
 import math
 #?
 import sys
@@ -139,7 +155,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Inputs = $inputs
-TARGET = $target
+$target
 #? numbers
 $numbers
 #? gaps
@@ -162,100 +178,59 @@ def hashed(value: Any) -> int:
 
 
 class Table(nn.Module):
-    """What the training rows say of the columns, in buffers that `adapt` sets."""
-
-    #? numbers
-    centre: Tensor
-    scale: Tensor
-    #? categories
-    hashes: Tensor
-    #? classes
-    class_names: Tensor
-    #? !classes
-    mean: Tensor
-    deviation: Tensor
-    range: Tensor
-    #?
+    """What training rows say of the columns; `adapt` sets these buffers."""
 
     def __init__(self) -> None:
         super().__init__()
         #? numbers
-        self.register_buffer("centre", torch.zeros(len(NUMBERS)))
-        self.register_buffer("scale", torch.ones(len(NUMBERS)))
+        self.centre = nn.Buffer(torch.zeros(len(NUMBERS)))
+        self.scale = nn.Buffer(torch.ones(len(NUMBERS)))
         #? categories
-        self.register_buffer("hashes", torch.zeros(sum(CODES) - len(CODES), dtype=torch.int64))
+        self.hashes = nn.Buffer(torch.zeros(sum(CODES) - len(CODES), dtype=torch.int64))
         #? classes
-        self.register_buffer("class_names", torch.full((CLASS_BYTES,), 32, dtype=torch.uint8))
+        self.class_names = nn.Buffer(torch.full((CLASS_BYTES,), 32, dtype=torch.uint8))
         #? !classes
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("deviation", torch.ones(()))
-        self.register_buffer("range", torch.tensor([-1e9, 1e9]))
-        #?
-
-    def adapt(self, inputs: Inputs, targets: Tensor, names: dict[str, list[str]]) -> None:
-        """Set the buffers from training rows; `names` are each column's values by code."""
-        #? numbers
-        numbers = inputs$of_numbers.double()
-        marks = torch.tensor([0, 0.25, 0.5, 0.75, 1], dtype=numbers.dtype, device=numbers.device)
-        low, first, middle, third, high = torch.nanquantile(numbers, marks, 0).nan_to_num()
-        spread = torch.where(third > first, third - first, (high - low) / 2)
-        self.centre.copy_(middle)
-        self.scale.copy_(torch.where(spread > 0, 1 / spread, 0))
-        #? categories
-        start = 0
-        for name, count in zip(CATEGORIES, CODES, strict=True):
-            known = [hashed(value) for value in names.get(name, [])]
-            if len(known) >= count:
-                raise ValueError(f"{name!r} has {len(known)} values; this file is for {count - 1}")
-            self.hashes[start : start + len(known)] = torch.tensor(known, dtype=torch.int64)
-            start += count - 1
-        #? classes
-        text = json.dumps(names[TARGET]) if TARGET in names else ""
-        if len(text) > CLASS_BYTES:
-            raise ValueError(f"{TARGET!r} has other classes than those that this file is for")
-        self.class_names[: len(text)] = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        #? !classes
-        self.mean.copy_(targets.double().mean())
-        self.deviation.copy_(targets.double().std())
-        self.range.copy_((torch.stack([targets.min(), targets.max()]) - self.mean) / self.deviation)
-        #?
+        # The target's mean and deviation; its lowest and highest value in deviations from the mean
+        self.target = nn.Buffer(torch.tensor([0, 1, -1e9, 1e9]))
     #? numbers
 
     def scaled(self, numbers: Tensor) -> Tensor:
+        #? numbers gaps
         """Numbers around 0, of at most 3 in size; then 1 for each missing one of GAPS."""
+        #? numbers !gaps
+        """Numbers around 0, of at most 3 in size; 0 for missing ones."""
+        #? numbers
         missing = numbers.isnan()
         scaled = torch.where(missing, 0, (numbers - self.centre) * self.scale).clamp(-1e6, 1e6)
-        clipped = scaled / (1 + (scaled / 3).square()).sqrt()
         #? numbers gaps
+        clipped = scaled / (1 + (scaled / 3).square()).sqrt()
         return torch.cat([clipped, missing[:, GAPS].to(clipped.dtype)], 1)
         #? numbers !gaps
-        return clipped
+        return scaled / (1 + (scaled / 3).square()).sqrt()
     #? !classes
 
     def in_unit(self, outputs: Tensor) -> Tensor:
         """Standardised outputs in the target's unit, while not training within its range."""
-        outputs = outputs.to(self.mean.dtype)
+        mean, deviation, low, high = self.target.unbind()
+        outputs = outputs.to(mean.dtype)
         if not self.training:
-            outputs = outputs.clamp(self.range[0], self.range[1])
+            return mean + deviation * outputs.clamp(low, high)
         # The gradient is that of the squared error of standardised targets, for any unit.
-        through = (outputs - outputs.detach()) / self.deviation
-        return (self.mean + self.deviation * outputs).detach() + through
+        change = (outputs - outputs.detach()) / deviation
+        return (mean + deviation * outputs).detach() + change
     #?
 
     def encode(self, rows: dict[str, list[Any]]) -> Inputs:
         """The inputs for raw rows by column; None is missing, as unknown categories are."""
         #? numbers
-        numbers = torch.tensor(
-            [[math.nan if one is None else float(one) for one in rows[name]] for name in NUMBERS],
-            dtype=self.centre.dtype,
-            device=self.centre.device,
-        ).T
+        values = [[math.nan if v is None else float(v) for v in rows[name]] for name in NUMBERS]
+        numbers = torch.tensor(values, dtype=torch.float64).T.to(self.centre)
         #? categories
-        columns, known = [], torch.split(self.hashes, [count - 1 for count in CODES])
-        for name, hashes in zip(CATEGORIES, known, strict=True):
-            codes = {one: code for code, one in enumerate(hashes.tolist(), 1)}
+        known, columns = self.hashes.tolist(), []
+        for name, count in zip(CATEGORIES, CODES, strict=True):
+            codes, known = dict(zip(known, range(1, count), strict=False)), known[count - 1 :]
             columns.append([0 if one is None else codes.get(hashed(one), 0) for one in rows[name]])
-        categories = torch.tensor(columns, dtype=torch.int64, device=self.hashes.device).T
+        categories = torch.tensor(columns, dtype=torch.int64).T.to(self.hashes)
         #? numbers categories
         return {"numbers": numbers, "categories": categories}
         #? numbers !categories
@@ -268,14 +243,14 @@ class Table(nn.Module):
 _END = r'''
 def example_batch(batch_size: int) -> tuple[Inputs, Tensor]:
     """Random inputs and targets."""
-    #? numbers
-    numbers = torch.randn(batch_size, len(NUMBERS))
-    #? categories
-    categories = torch.stack([torch.randint(count, (batch_size,)) for count in CODES], 1)
     #? classes
     targets = torch.randint(CLASSES, (batch_size,))
     #? !classes
     targets = torch.randn(batch_size)
+    #? numbers
+    numbers = torch.randn(batch_size, len(NUMBERS))
+    #? categories
+    categories = (torch.rand(batch_size, len(CODES)) * torch.tensor(CODES)).long()
     #? numbers categories
     return {"numbers": numbers, "categories": categories}, targets
     #? numbers !categories
@@ -286,9 +261,35 @@ def example_batch(batch_size: int) -> tuple[Inputs, Tensor]:
 
 
 def adapt(model: Model, inputs: Inputs, targets: Tensor, names: dict[str, list[str]]) -> None:
-    """Set scales, vocabularies and initial weights from rows of the training part."""
-    model.table.adapt(inputs, targets, names)
-    model.start(inputs, targets)
+    """Set buffers and initial weights from training rows; `names` has the values by code."""
+    table = model.table
+    #? numbers
+    numbers = inputs$of_numbers.double()
+    marks = torch.tensor([0, 0.25, 0.5, 0.75, 1], dtype=numbers.dtype, device=numbers.device)
+    low, first, middle, third, high = torch.nanquantile(numbers, marks, 0).nan_to_num()
+    spread = torch.where(third > first, third - first, (high - low) / 2)
+    table.centre.copy_(middle)
+    table.scale.copy_(torch.where(spread > 0, 1 / spread, 0))
+    #? categories
+    start = 0
+    for name, count in zip(CATEGORIES, CODES, strict=True):
+        known = [hashed(value) for value in names.get(name, [])]
+        if len(known) >= count:
+            raise ValueError(f"{name!r} has {len(known)} values; this file is for {count - 1}")
+        table.hashes[start : start + len(known)] = torch.tensor(known, dtype=torch.int64)
+        start += count - 1
+    #? classes
+    text = json.dumps(names[TARGET]) if TARGET in names else ""
+    if len(text) > CLASS_BYTES:
+        raise ValueError(f"{TARGET!r} has other classes than those that this file is for")
+    table.class_names[: len(text)] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    #? !classes
+    mean, deviation = targets.double().mean(), targets.double().std(correction=0).clamp(min=1e-12)
+    ends = [(end - mean) / deviation for end in targets.aminmax()]
+    table.target.copy_(torch.stack([mean, deviation, *ends]))
+    #? start
+    $start
+    #?
 
 
 def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -302,10 +303,8 @@ def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     text = bytes(model.table.class_names.tolist()).strip()
     names = json.loads(text) if text else list(range(CLASSES))
     probability, best = outputs.softmax(1).max(1)
-    return {
-        "prediction": [names[one] for one in best.tolist()],
-        "probability": probability.tolist(),
-    }
+    found = [names[one] for one in best.tolist()]
+    return {"prediction": found, "probability": probability.tolist()}
     #? !classes
     return {"prediction": outputs.tolist()}
     #?
@@ -313,11 +312,8 @@ def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 if __name__ == "__main__":
     model = build_model()
-    inputs, targets = example_batch(256)
     with torch.no_grad():
-        adapt(model, inputs, targets, {})
-    parameters = sum(one.numel() for one in model.parameters())
-    columns = $column_names
-    sys.stdout.write(f"{model}\n{parameters:,} parameters\n")
-    sys.stdout.write(f"{predict(model, {name: [None] for name in columns})}\n")
+        adapt(model, *example_batch(256), {})
+    sys.stdout.write(f"{model}\n{sum(one.numel() for one in model.parameters()):,} parameters\n")
+    sys.stdout.write(f"{predict(model, {name: [None] for name in $column_names})}\n")
 '''

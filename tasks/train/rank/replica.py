@@ -27,6 +27,8 @@ from trainwright.tasks.train.request import TrainRequest
 NAIVE_ROWS = 1 << 16
 """The most rows from which the scale of MASE is made."""
 _READ_ROWS = 1024
+ADAPT_ROWS = 16_384
+"""Training rows that `adapt` of a model's source gets, at most."""
 
 
 class Replica:
@@ -112,6 +114,7 @@ class Replica:
             definition, request.schema_.task, self.spec.label_smoothing
         )
         self._validation_loss = model_source.loss_function(definition, request.schema_.task)
+        self._definition = definition
         self._joined = join_batch_norms(self.model, self.collective)
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
@@ -125,6 +128,20 @@ class Replica:
         """Reset parameters, buffers and optimizer to their initial state."""
         self.model.load_state_dict(self._newly_built().state_dict())
         self.optimizer.state.clear()
+
+    def adapt(self) -> None:
+        """Let the model's source set its initial state from training rows, if it defines `adapt`.
+
+        The rows are the same on all ranks: evenly spaced ones, at most ADAPT_ROWS.
+        """
+        if self._definition.adapt is None:
+            return
+        rows = self.train_rows[:: -(-len(self.train_rows) // ADAPT_ROWS)]
+        inputs, targets = self._given(self.loader.rows(rows))
+        torch.manual_seed(self.spec.seed)
+        self.model.eval()  # statistics of batches stay as they are
+        model_source.adapt(self._definition, self.model, inputs, targets, self.dataset.names())
+        self.model.train()
 
     def take_state_from_first(self, source: int = 0) -> None:
         """Copy parameters, buffers and optimizer state from one rank to all.

@@ -25,6 +25,7 @@ def begin_search(rank: Rank, group: WorkerGroup) -> None:
     planned = [device.batch_size for device in rank.request.plan.devices]
     rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
     rank.begin_anew()
+    rank.adapt()
     rank.take_state_from_first()
 
 

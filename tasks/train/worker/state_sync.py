@@ -70,6 +70,8 @@ def begin(training: Training, folder: str | None) -> None:
     training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
     if folder is None or not rank.first:
         rank.begin_anew()
+        if folder is None:
+            rank.adapt()
         split = [planned.batch_size for planned in plan.devices]
         training.state = files.CheckpointState(step=0, epoch=0, samples=0, split=split)
         training.batch.take_up({})

@@ -17,6 +17,7 @@ from trainwright.tasks.recommend.source_code import (
     is_as_generated,
     numbers_literal,
     shown,
+    text_assignment,
     text_literal,
     texts_literal,
     write_source,
@@ -44,6 +45,7 @@ def test_a_literal_is_the_texts_whatever_characters_they_have(texts: list[str]) 
 
 @given(TEXTS)
 def test_the_literal_of_one_text_is_that_text(text: str) -> None:
+    assert value_of(text_assignment("NAME", text)) == text
     assert value_of(f"NAME = {text_literal(text)}") == text
 
 
@@ -58,7 +60,7 @@ def test_no_text_of_the_header_leaves_it(header: Header, title: str) -> None:
     docstring, statement = ast.parse(text).body
     assert isinstance(docstring, ast.Expr)
     assert ast.unparse(statement) == "VALUE = 1"
-    assert all(len(line) <= 100 and line == line.rstrip() for line in text.splitlines())
+    assert all(line == line.rstrip() for line in text.split("\n"))
     assert is_as_generated(text)
 
 
@@ -66,6 +68,12 @@ def test_lines_stay_if_their_facts_hold_and_values_are_not_searched_for_placehol
     code = "A = $a\n#? one\nB = 1\n#? one !two\nC = 1\n#? !one\nD = 1\n#?\nE = 1"
     text = finished(code, {"one": True, "two": True}, {"a": '"$b"'}, "Title", Header("", "", ""))
     assert text.endswith('"""\n\nA = "$b"\nB = 1\nE = 1\n')
+
+
+def test_lines_of_the_header_have_at_most_100_columns_also_of_wide_characters() -> None:
+    header = Header("大" * 200, "word " * 100, "大 word " * 50)
+    lines = finished("A = 1", {}, {}, "Title", header).split("\n")
+    assert max(len(line) + sum(one == "大" for one in line) for line in lines) <= 100
 
 
 def test_long_texts_are_cut_for_people() -> None:

@@ -20,8 +20,8 @@ from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.job import Job
 
 HOSTILE = [
-    'label"\'\'\'"""\n\\',
-    "a\nb",
+    "大" * 50,
+    "a\nb'''\"\"\"",
     "{x} ${y} %s $numbers",
     "größe 大小 \u202e\u0000",
     "x" * 10_000,
@@ -53,6 +53,12 @@ def sources(folder: Path) -> list[Path]:
         ]
         cases += [(size, template, schema(4, 3, True, 3), size) for size in template.sizes]
         cases += [("hostile", template, hostile, "small"), ("wide", template, wide, "small")]
+        cases += [
+            (f"hostile_{length}_{space}", template, schema(1, 1, False, 0, [name] * 3), "small")
+            for length in (76, 88, 90, 92, 120)
+            for space in (0, 1)
+            for name in ["x" * length + " y" * space]
+        ]
     written = []
     for case, template, data, size in cases:
         text = template.source(data, template.sizes[size], HEADER)
