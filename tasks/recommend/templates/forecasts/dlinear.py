@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.templates.forecasts.forecast_parts import (
     ForecastNetwork,
-    forecast_source,
+    forecast_template,
 )
-from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.runs.artefacts import DataSchema
 
 _NETWORK = ForecastNetwork(
     arguments=", average: int",
@@ -43,30 +38,13 @@ def build_model(hidden: int = $hidden, average: int = $average) -> Model:
 ''',
 )
 
-
-def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
-    values = {name: str(config[name]) for name in ("hidden", "average")}
-    return forecast_source(schema, "DLinear", _NETWORK, header, config, values)
-
-
-def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
-    return {
-        "train.optimizer": {"name": "adam"},
-        "train.learning_rate": 0.003,
-        "train.schedule": "cosine",
-        "train.global_batch_size": 256,
-        "train.epochs": 6,
-    }
-
-
-DLINEAR = Template(
-    name="dlinear",
-    tasks=("forecasting",),
+DLINEAR = forecast_template(
+    "dlinear",
+    "DLinear",
+    _NETWORK,
     sizes={
         "small": {"hidden": 16, "average": 25, "quantiles": False},
         "medium": {"hidden": 32, "average": 25, "quantiles": False},
         "large": {"hidden": 64, "average": 25, "quantiles": False},
     },
-    source=_source,
-    recipe=_recipe,
 )

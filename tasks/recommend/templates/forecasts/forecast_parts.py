@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import (
@@ -18,7 +19,7 @@ from trainwright.tasks.recommend.source_code import (
     text_literal,
     texts_literal,
 )
-from trainwright.tasks.recommend.templates.template import ModelConfig
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.runs.artefacts import DataSchema
 
 _CALENDAR = 4
@@ -85,18 +86,33 @@ class ForecastNetwork:
     """classes that it uses"""
 
 
-def forecast_source(
-    schema: DataSchema,
-    kind: str,
-    network: ForecastNetwork,
-    header: Header,
-    config: ModelConfig,
-    values: Mapping[str, str],
-) -> str:
-    """The source of a model for time series. `kind`: words for its first line, such as `DLinear`.
+def forecast_template(
+    name: str, kind: str, network: ForecastNetwork, sizes: Mapping[str, ModelConfig]
+) -> Template:
+    """A family of models for time series. `kind`: words for the first line of its sources.
 
     A configuration with `quantiles` also forecasts the quantiles 0.1 and 0.9.
     """
+
+    def source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
+        return _source(schema, kind, network, header, config)
+
+    def recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+        return {
+            "train.optimizer": {"name": "adam"},
+            "train.learning_rate": 0.003,
+            "train.schedule": "cosine",
+            "train.global_batch_size": 256,
+            "train.epochs": 6,
+        }
+
+    return Template(name, ("forecasting",), sizes, source, recipe)
+
+
+def _source(
+    schema: DataSchema, kind: str, network: ForecastNetwork, header: Header, config: ModelConfig
+) -> str:
+    values = {name: str(value) for name, value in config.items() if name != "quantiles"}
     windows = SeriesColumns.of(schema)
     with_series, with_known = windows.series is not None, bool(windows.known)
     shared = {

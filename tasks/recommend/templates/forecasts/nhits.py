@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.templates.forecasts.forecast_parts import (
     ForecastNetwork,
-    forecast_source,
+    forecast_template,
 )
-from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.runs.artefacts import DataSchema
 
 _NETWORK = ForecastNetwork(
     arguments=", width: int",
@@ -57,30 +52,13 @@ def build_model(hidden: int = $hidden, width: int = $width) -> Model:
 ''',
 )
 
-
-def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
-    values = {name: str(config[name]) for name in ("hidden", "width")}
-    return forecast_source(schema, "N-HiTS", _NETWORK, header, config, values)
-
-
-def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
-    return {
-        "train.optimizer": {"name": "adam"},
-        "train.learning_rate": 0.003,
-        "train.schedule": "cosine",
-        "train.global_batch_size": 256,
-        "train.epochs": 6,
-    }
-
-
-NHITS = Template(
-    name="n-hits",
-    tasks=("forecasting",),
+NHITS = forecast_template(
+    "n-hits",
+    "N-HiTS",
+    _NETWORK,
     sizes={
         "small": {"hidden": 16, "width": 64, "quantiles": False},
         "medium": {"hidden": 32, "width": 128, "quantiles": False},
         "large": {"hidden": 64, "width": 256, "quantiles": False},
     },
-    source=_source,
-    recipe=_recipe,
 )

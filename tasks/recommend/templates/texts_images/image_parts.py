@@ -1,10 +1,15 @@
-"""What the sources of all models for images share: pixels from raw images, and their scaling."""
+"""What all models for images share: pixels and their scaling, the start, the recipe."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainwright.tasks.recommend.source_code import Header
+from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.recommend.templates.texts_images.class_parts import (
     classifier_source,
+    for_rows,
     single_input,
 )
 from trainwright.tasks.runs.artefacts import DataSchema
@@ -62,12 +67,55 @@ def random_inputs(batch_size: int) -> Tensor:
 '''
 
 
-def image_source(
-    schema: DataSchema, kind: str, model: str, header: Header, values: dict[str, str]
-) -> str:
-    """The source of a model for images; `model` is code as in `classifier_source`."""
+_END = r'''
+    def start(self, inputs: Tensor, targets: Tensor) -> None:
+        """Start as scaled pixels, blocks that change nothing, and the classes' frequencies."""
+        self.pixels.start(inputs)
+        for block in self.modules():
+            if isinstance(block, Block):
+                nn.init.zeros_(block.last_norm.weight)
+        counts = targets.bincount(minlength=CLASSES) + 1
+        self.head.bias.copy_((counts / counts.sum()).log())
+
+    def encode(self, values: list[Any]) -> Tensor:
+        """The input for raw images."""
+        return self.pixels.encode(values)
+
+
+def build_model(width: int = $channels_of_stem, depth: int = $depth) -> Model:
+    """A model whose first stage has `width` channels, with `depth` blocks per stage."""
+    return Model(width, depth)
+'''
+
+
+def image_template(
+    name: str, kind: str, model: str, sizes: Mapping[str, ModelConfig], learning_rate: float
+) -> Template:
+    """A family of models for images. `kind`: words for the first line of its sources.
+
+    `model` is code that ends within `class Model`, whose `Block`s have a `last_norm`. It is
+    configured by `width`, the channels of the first stage, and `depth`, the blocks per stage.
+    """
+
+    def source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
+        return _source(schema, kind, model, header, config)
+
+    def recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+        return {
+            "train.optimizer": {"name": "adamw", "weight_decay": 0.05},
+            "train.learning_rate": learning_rate,
+            "train.warm_up": 0.05,
+            "train.schedule": "cosine",
+            "train.global_batch_size": for_rows(schema.train_rows, 64, 512),
+            "train.epochs": 20,
+        }
+
+    return Template(name, ("image-classification",), sizes, source, recipe)
+
+
+def _source(schema: DataSchema, kind: str, model: str, header: Header, config: ModelConfig) -> str:
     channels, height, width = single_input(schema, "image-classification", 3)
-    shared = {
+    values = {
         "column": '"image"',
         "raw": "images as in `Pixels.encode`",
         "sample": "torch.zeros(CHANNELS, HEIGHT, WIDTH)",
@@ -75,6 +123,8 @@ def image_source(
         "height": str(height),
         "width": str(width),
         "smoothing": ", label_smoothing=0.1",
+        "channels_of_stem": str(config["width"]),
+        "depth": str(config["depth"]),
     }
-    code = f"{_PIXELS.strip()}\n\n\n{model.strip()}"
-    return classifier_source(schema, kind, code, header, words=False, values={**shared, **values})
+    code = f"{_PIXELS.strip()}\n\n\n{model.strip()}\n\n{_END.strip(chr(10))}"
+    return classifier_source(schema, kind, code, header, words=False, values=values)

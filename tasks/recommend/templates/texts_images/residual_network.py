@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trainwright.tasks.recommend.source_code import Header
-from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
-from trainwright.tasks.recommend.templates.texts_images.image_parts import image_source
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.recommend.templates.texts_images.image_parts import image_template
 
 _MODEL = r'''
 class Block(nn.Module):
@@ -62,51 +56,16 @@ class Model(nn.Module):
         state = self.blocks(self.stem(self.pixels(inputs)))
         outputs: Tensor = self.head(state.mean((2, 3)))
         return outputs
-
-    def start(self, inputs: Tensor, targets: Tensor) -> None:
-        """Start as scaled pixels, blocks that change nothing, and the classes' frequencies."""
-        self.pixels.start(inputs)
-        for block in self.modules():
-            if isinstance(block, Block):
-                nn.init.zeros_(block.last_norm.weight)
-        counts = targets.bincount(minlength=CLASSES) + 1
-        self.head.bias.copy_((counts / counts.sum()).log())
-
-    def encode(self, values: list[Any]) -> Tensor:
-        """The input for raw images."""
-        return self.pixels.encode(values)
-
-
-def build_model(width: int = $channels_of_stem, depth: int = $depth) -> Model:
-    """A model whose first stage has `width` channels, with `depth` blocks per stage."""
-    return Model(width, depth)
 '''
 
-
-def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
-    values = {"channels_of_stem": str(config["width"]), "depth": str(config["depth"])}
-    return image_source(schema, "Residual network", _MODEL, header, values)
-
-
-def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
-    return {
-        "train.optimizer": {"name": "adamw", "weight_decay": 0.05},
-        "train.learning_rate": 0.005,
-        "train.warm_up": 0.05,
-        "train.schedule": "cosine",
-        "train.global_batch_size": for_rows(schema.train_rows, 64, 512),
-        "train.epochs": 20,
-    }
-
-
-RESIDUAL_NETWORK = Template(
-    name="residual-network",
-    tasks=("image-classification",),
+RESIDUAL_NETWORK = image_template(
+    "residual-network",
+    "Residual network",
+    _MODEL,
     sizes={
         "small": {"width": 16, "depth": 1},
         "medium": {"width": 32, "depth": 1},
         "large": {"width": 64, "depth": 2},
     },
-    source=_source,
-    recipe=_recipe,
+    learning_rate=0.005,
 )
