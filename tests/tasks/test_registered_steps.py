@@ -55,8 +55,8 @@ def test_a_registered_step_follows_its_predecessor_which_may_be_registered_too(
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("spec('own', 'nothing')", "step own: after: got 'nothing'; allowed: validate, extract,"),
-        ("spec('own', None)", "step own: after: got None; allowed: validate, extract,"),
+        ("spec('own', 'nothing')", "step own: after: got 'nothing'; allowed: validate, recommend, extract,"),
+        ("spec('own', None)", "step own: after: got None; allowed: validate, recommend, extract,"),
         ("spec('train', 'store')", "step train: registered twice; give each step its own name"),
         ("'own'", "step own of mine: got steps_of_mine:own, a str; allowed: a StepSpec"),
         ("1 / 0", "step own of mine: can't be loaded: ZeroDivisionError: division by zero"),
@@ -72,5 +72,5 @@ def test_an_invalid_registered_step_is_refused_by_name(
 
 
 def test_an_unregistered_step_is_unknown() -> None:
-    with pytest.raises(BadInput, match="step: got 'own'; allowed: validate, extract, "):
+    with pytest.raises(BadInput, match="step: got 'own'; allowed: validate, recommend, extract, "):
         chain.step("own")
