@@ -21,8 +21,8 @@ from trainwright.tasks.data.row_file import RowFile
 from trainwright.tasks.data.row_split import CHUNK_ROWS, validation_rows
 from trainwright.tasks.data.sources import content_sha256, open_source, readable
 from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows, of_arrays, of_table
-from trainwright.tasks.data.table_arrays import CATEGORIES
-from trainwright.tasks.data.table_source import TableSource
+from trainwright.tasks.data.tables.table_arrays import CATEGORIES
+from trainwright.tasks.data.tables.table_source import TableSource
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.job import DataSpec
 

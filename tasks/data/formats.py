@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.arrow_numpy import to_arrow, to_numpy
 from trainwright.tasks.data.modalities.images import ImageFiles
-from trainwright.tasks.data.table_source import open_table
+from trainwright.tasks.data.tables.arrow_numpy import to_arrow, to_numpy
+from trainwright.tasks.data.tables.table_source import open_table
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import DataSpec
 

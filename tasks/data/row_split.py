@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.arrow_numpy import to_numpy
-from trainwright.tasks.data.column_scan import is_text
+from trainwright.tasks.data.tables.arrow_numpy import to_numpy
+from trainwright.tasks.data.tables.column_scan import is_text
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import DataSpec
 

@@ -21,7 +21,7 @@ from trainwright.estimator.named_file import kind_of_file
 from trainwright.tasks import progress
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
-from trainwright.tasks.data.table_source import TableSource, open_table, parquet_files
+from trainwright.tasks.data.tables.table_source import TableSource, open_table, parquet_files
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.tasks import progress
-from trainwright.tasks.data.column_scan import ColumnScan, is_text, require_one_kind, scan
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.modalities.forecast_table import forecast_windows
 from trainwright.tasks.data.modalities.images import (
@@ -24,9 +23,10 @@ from trainwright.tasks.data.modalities.images import (
 from trainwright.tasks.data.modalities.kept import Kept
 from trainwright.tasks.data.modalities.text_column import TextArrays, text_arrays, text_column
 from trainwright.tasks.data.row_split import require_rows, split_keys
-from trainwright.tasks.data.table_arrays import TableArrays, table_arrays
-from trainwright.tasks.data.table_source import BATCH_ROWS, TableSource
-from trainwright.tasks.data.target_column import looks_like_numbers, target_column
+from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text, require_one_kind, scan
+from trainwright.tasks.data.tables.table_arrays import TableArrays, table_arrays
+from trainwright.tasks.data.tables.table_source import BATCH_ROWS, TableSource
+from trainwright.tasks.data.tables.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column, DataSchema
 from trainwright.tasks.spec.job import DataSpec, Task

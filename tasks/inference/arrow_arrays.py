@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainwright.tasks.data.arrow_numpy import to_arrow
+from trainwright.tasks.data.tables.arrow_numpy import to_arrow
 
 
 def text_array(values: Sequence[str]) -> Any:

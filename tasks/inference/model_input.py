@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainwright.tasks.data.column_scan import is_number, is_text
 from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
-from trainwright.tasks.data.table_arrays import TableArrays
+from trainwright.tasks.data.tables.column_scan import is_number, is_text
+from trainwright.tasks.data.tables.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.arrow_arrays import text_array
 from trainwright.tasks.runs.artefacts import Column, DataSchema

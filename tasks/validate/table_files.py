@@ -12,7 +12,12 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from trainwright.tasks.data.formats import INDEX
-from trainwright.tasks.data.table_source import BATCH_ROWS, TableSource, open_table, parquet_files
+from trainwright.tasks.data.tables.table_source import (
+    BATCH_ROWS,
+    TableSource,
+    open_table,
+    parquet_files,
+)
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.job import DataSpec
 

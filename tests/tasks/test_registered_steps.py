@@ -55,7 +55,10 @@ def test_a_registered_step_follows_its_predecessor_which_may_be_registered_too(
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("spec('own', 'nothing')", "step own: after: got 'nothing'; allowed: validate, recommend, extract,"),
+        (
+            "spec('own', 'nothing')",
+            "step own: after: got 'nothing'; allowed: validate, recommend, extract,",
+        ),
         ("spec('own', None)", "step own: after: got None; allowed: validate, recommend, extract,"),
         ("spec('train', 'store')", "step train: registered twice; give each step its own name"),
         ("'own'", "step own of mine: got steps_of_mine:own, a str; allowed: a StepSpec"),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks import progress
-from trainwright.tasks.data.column_scan import as_float32, is_number, is_text
 from trainwright.tasks.data.modalities.seasons import chosen_history, chosen_horizon, season_of
 from trainwright.tasks.data.modalities.time_steps import calendar, read_stamps, shown_stamp, step_of
+from trainwright.tasks.data.tables.column_scan import as_float32, is_number, is_text
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:

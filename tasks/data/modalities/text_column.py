@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.column_scan import ColumnScan, is_text
 from trainwright.tasks.data.modalities.tokens import (
     Tokenizer,
     median_words,
@@ -14,6 +13,7 @@ from trainwright.tasks.data.modalities.tokens import (
     text_length,
     token_counts,
 )
+from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column
 from trainwright.tasks.spec.job import DataSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.column_scan import is_text
+from trainwright.tasks.data.tables.column_scan import is_text
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.arrow_numpy import to_numpy
-from trainwright.tasks.data.column_scan import (
+from trainwright.tasks.data.tables.arrow_numpy import to_numpy
+from trainwright.tasks.data.tables.column_scan import (
     MOST_CLASSES,
     ColumnScan,
     is_number,

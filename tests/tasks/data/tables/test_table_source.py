@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from trainwright.tasks.data import table_source
-from trainwright.tasks.data.table_source import open_table, parquet_files
+from trainwright.tasks.data.tables import table_source
+from trainwright.tasks.data.tables.table_source import open_table, parquet_files
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.arrow_numpy import filled, to_arrow, to_numpy
+from trainwright.tasks.data.tables.arrow_numpy import filled, to_arrow, to_numpy
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.arrow_numpy import to_arrow
+from trainwright.tasks.data.tables.arrow_numpy import to_arrow
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.data.arrow_numpy import filled
-from trainwright.tasks.data.column_scan import (
+from trainwright.tasks.data.tables.arrow_numpy import filled
+from trainwright.tasks.data.tables.column_scan import (
     MOST_CODES,
     ColumnScan,
     as_float32,
