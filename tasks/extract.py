@@ -17,7 +17,8 @@ from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import ModelSpec, Optimizer, check_batch_size
+from trainwright.tasks.spec.job import ModelSpec
+from trainwright.tasks.spec.train_spec import Optimizer, check_batch_size
 from trainwright.tasks.trace_request import TRACER, trace_request, traced_structure
 from trainwright.tasks.units import amount
 

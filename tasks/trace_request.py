@@ -13,7 +13,7 @@ from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import Outcome, SandboxLimits, Stop, names_memory
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import Optimizer
+from trainwright.tasks.spec.train_spec import Optimizer
 
 TRACER = "trainwright.estimator.trace.trace:answer"
 _SANDBOX_ERRORS = (

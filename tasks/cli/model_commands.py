@@ -70,7 +70,8 @@ def _structure(
     from trainwright.tasks.extract import extract_model
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.documents import parse_value, parsed, validated
-    from trainwright.tasks.spec.job import ModelSpec, Optimizer
+    from trainwright.tasks.spec.job import ModelSpec
+    from trainwright.tasks.spec.train_spec import Optimizer
 
     if model.endswith(".json"):
         known = parsed(Structure, read_named(model), model)

@@ -24,7 +24,7 @@ from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows, of_arr
 from trainwright.tasks.data.tables.table_arrays import CATEGORIES
 from trainwright.tasks.data.tables.table_source import TableSource
 from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ from trainwright.tasks.data.modalities.images import ImageFiles
 from trainwright.tasks.data.tables.arrow_numpy import to_arrow, to_numpy
 from trainwright.tasks.data.tables.table_source import open_table
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:
     import numpy as np

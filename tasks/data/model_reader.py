@@ -31,7 +31,8 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec, ModelSpec, Task
+from trainwright.tasks.spec.data_spec import DataSpec, Task
+from trainwright.tasks.spec.job import ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.tasks.data.tables.arrow_numpy import to_numpy
 from trainwright.tasks.data.tables.column_scan import is_text
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:
     import numpy as np

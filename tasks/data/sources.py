@@ -24,7 +24,7 @@ from trainwright.tasks.data.formats import INDEX, Raw
 from trainwright.tasks.data.tables.table_source import TableSource, open_table, parquet_files
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import checked_key
 

@@ -29,7 +29,7 @@ from trainwright.tasks.data.tables.table_source import BATCH_ROWS, TableSource
 from trainwright.tasks.data.tables.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column, DataSchema
-from trainwright.tasks.spec.job import DataSpec, Task
+from trainwright.tasks.spec.data_spec import DataSpec, Task
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ from trainwright.tasks.runs.artefacts import Estimate
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import require_possible, usable
-from trainwright.tasks.spec.job import check_batch_size
 from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.spec.train_spec import check_batch_size
 
 
 def work(context: RunContext) -> Reference:

@@ -21,7 +21,7 @@ from trainwright.tasks.inference.stored_model import StoredModel
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 
 class PredictionSummary(Value):

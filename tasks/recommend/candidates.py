@@ -13,7 +13,7 @@ from trainwright.tasks.recommend.similar_sets.data_figures import metric_of
 from trainwright.tasks.recommend.similar_sets.metric_prediction import MetricPrediction
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.runs.recommendation import Candidate
-from trainwright.tasks.spec.job import Objective
+from trainwright.tasks.spec.objective import Objective
 
 Predictions = Mapping[str, MetricPrediction | None]
 

@@ -31,8 +31,9 @@ from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.runs.recommendation import BoostedTrees, Candidate, Recommendation
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.eligibility import require_possible, usable
-from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.spec.recipe import with_recipe
 from trainwright.tasks.units import seconds

@@ -21,7 +21,8 @@ from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.tasks.runs.data_profile import DataProfile, Drift
 from trainwright.tasks.runs.value import Value
-from trainwright.tasks.spec.job import Job, Task
+from trainwright.tasks.spec.data_spec import Task
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device
 from trainwright.tasks.spec.recipe import given_fields
 

@@ -9,7 +9,8 @@ from pydantic import Field
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.runs.artefacts import Artefact
 from trainwright.tasks.runs.value import Value
-from trainwright.tasks.spec.job import Scalar, Task
+from trainwright.tasks.spec.data_spec import Task
+from trainwright.tasks.spec.job import Scalar
 from trainwright.tasks.spec.metric_names import Metric
 
 

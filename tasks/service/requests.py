@@ -15,10 +15,12 @@ from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.structure import PRECISIONS, Precision, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.spec.data_spec import Task
 from trainwright.tasks.spec.documents import Document
 from trainwright.tasks.spec.eligibility import MOST_BATCH
-from trainwright.tasks.spec.job import Job, ModelSpec, Optimizer, Task, TrainSpec
+from trainwright.tasks.spec.job import Job, ModelSpec
 from trainwright.tasks.spec.pool import Pool
+from trainwright.tasks.spec.train_spec import Optimizer, TrainSpec
 
 MAX_BATCH = MOST_BATCH
 MAX_DEVICES = 10_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.pool import Pool, load_pool
 
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import Job, TrainSpec
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.train_spec import TrainSpec
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 Recipe = Mapping[str, Any]

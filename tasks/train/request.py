@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.tasks.runs.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectStore

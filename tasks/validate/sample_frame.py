@@ -17,7 +17,7 @@ import pandas as pd
 
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.stored_rows import as_input
-from trainwright.tasks.spec.job import Task
+from trainwright.tasks.spec.data_spec import Task
 
 IMAGE_COLUMNS = ("height", "width", "channels")
 

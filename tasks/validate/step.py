@@ -11,8 +11,9 @@ from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, Se
 from trainwright.tasks.runs.artefacts import REJECTION, DataSchema, Plan, Validation, Vocabulary
 from trainwright.tasks.runs.data_profile import Drift
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import DataSpec, Job, require_metrics
+from trainwright.tasks.spec.job import Job, require_metrics
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore
 

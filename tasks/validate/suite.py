@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.column_summary import ColumnSummary, LabelSummary
 from trainwright.tasks.validate.sample_frame import IMAGE_COLUMNS, rows_of_label, share_of_label
 

@@ -19,7 +19,7 @@ from trainwright.tasks.data.tables.table_source import (
     parquet_files,
 )
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 _GROUP_ROWS = 2 * BATCH_ROWS
 _KEPT_FREE = 64 * 2**20

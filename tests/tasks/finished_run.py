@@ -29,7 +29,7 @@ from trainwright.tasks.runs.artefacts import (
     Validation,
 )
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.store import save_model, seal
 from trainwright.tasks.train.checkpoint import files as checkpoint

@@ -20,7 +20,7 @@ from trainwright.infra.sandbox import SandboxLimits
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.extract import extract, extract_model
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import Optimizer
+from trainwright.tasks.spec.train_spec import Optimizer
 
 IMAGES = BatchSpec(
     inputs={"inputs": (1, 8, 8)},

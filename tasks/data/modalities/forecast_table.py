@@ -7,7 +7,7 @@ from typing import Any
 from trainwright.tasks.data.modalities.series import Windows, series_table, windows_of
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column, DataSchema
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 
 def forecast_windows(table: Any, sha256: str, spec: DataSpec) -> tuple[Windows, DataSchema]:

@@ -14,7 +14,7 @@ from trainwright.tasks.data.tables.column_scan import (
     plain,
 )
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import Task
+from trainwright.tasks.spec.data_spec import Task
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,8 @@ from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.spec.job import Scalar, Task
+from trainwright.tasks.spec.data_spec import Task
+from trainwright.tasks.spec.job import Scalar
 
 ModelConfig = Mapping[str, Scalar]
 """Arguments of `build_model`, with the values that become their defaults in the source."""

@@ -19,7 +19,8 @@ from trainwright.tasks.errors import TrainwrightError, from_document
 from trainwright.tasks.recommend.trials.trial import Trial, TrialRequest
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec, TrainSpec
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.train_spec import TrainSpec
 
 MOST = 3
 """Candidates that are compared."""

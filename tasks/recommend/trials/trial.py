@@ -24,7 +24,8 @@ from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.recommend.similar_sets.data_figures import metric_of, sampled
-from trainwright.tasks.spec.job import DataSpec, TrainSpec
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     import torch

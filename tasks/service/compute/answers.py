@@ -18,8 +18,9 @@ from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.extract import batch_spec
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.eligibility import usable
-from trainwright.tasks.spec.job import DataSpec, Job, require_metrics
+from trainwright.tasks.spec.job import Job, require_metrics
 from trainwright.tasks.spec.pool import Device, Pool, load_pool
 from trainwright.tasks.spec.recipe import with_recipe
 

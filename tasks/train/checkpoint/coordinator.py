@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.train.checkpoint.fence import STATE
 from trainwright.tasks.train.checkpoint.files import CheckpointState
 from trainwright.tasks.train.checkpoint.staged import RESUME, Staged, part_name

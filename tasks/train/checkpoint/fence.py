@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import Content, ObjectStore, sha256
 
 FOLDER = "checkpoints/"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks import progress
 from trainwright.tasks.errors import CorruptArtefact
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import Content, ObjectStore, get_verified, sha256
 from trainwright.tasks.train.checkpoint.fence import STATE, Entry, Fence, folder_name, read_index
 from trainwright.tasks.train.checkpoint.shards import merged

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import files, staged
 from trainwright.tasks.train.checkpoint.fence import (

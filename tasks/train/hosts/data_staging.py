@@ -12,7 +12,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.data.sources import content_sha256, files_of, localized, require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed, from_document
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.pool import LOCAL_ADDRESSES
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.request import Order

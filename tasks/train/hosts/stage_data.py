@@ -18,7 +18,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.data.sources import content_sha256, localized
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.train.channel import RankChannel
 
 

@@ -24,9 +24,9 @@ from trainwright.tasks.runs.artefacts import (
     SplitEvent,
     split_since,
 )
-from trainwright.tasks.spec.job import Target
 from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.spec.pool import Device, load_pool
+from trainwright.tasks.spec.train_spec import Target
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.fence import folder_name

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.runs.artefacts import PlannedDevice
-from trainwright.tasks.spec.job import FaultPolicy
+from trainwright.tasks.spec.train_spec import FaultPolicy
 from trainwright.tasks.train.membership import event
 from trainwright.tasks.train.membership.capacity import TrainingCapacity
 from trainwright.tasks.train.membership.instruction import Instruction

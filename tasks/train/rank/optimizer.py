@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from trainwright.tasks.spec.job import Optimizer
+from trainwright.tasks.spec.train_spec import Optimizer
 
 if TYPE_CHECKING:
     import torch

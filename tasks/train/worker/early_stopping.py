@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainwright.tasks.runs.artefacts import EarlyStop
-from trainwright.tasks.spec.job import TrainSpec
 from trainwright.tasks.spec.metric_names import better_is
+from trainwright.tasks.spec.train_spec import TrainSpec
 
 
 def deciding_metric(spec: TrainSpec, found: Mapping[str, float]) -> str:

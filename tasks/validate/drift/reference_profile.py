@@ -12,7 +12,8 @@ from trainwright.tasks.runs.artefacts import Validation
 from trainwright.tasks.runs.data_profile import DataProfile, Drift
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.job import DataSpec, Job, Promotion
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.job import Job, Promotion
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.validate.drift.compare_profiles import compare, drift_line
 

@@ -87,7 +87,7 @@ class Peak:
 def prepare(asked: argparse.Namespace, home: Path) -> None:
     """Prepare the data, or map what is prepared."""
     from trainwright.tasks.data.prepared import prepared
-    from trainwright.tasks.spec.job import DataSpec
+    from trainwright.tasks.spec.data_spec import DataSpec
 
     peak, started = Peak(), time.perf_counter()
     found = prepared(DataSpec(uri=str(asked.folder)), home)

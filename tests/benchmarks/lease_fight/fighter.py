@@ -16,7 +16,7 @@ from typing import Any
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.leases.queue import Queue
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import Content, sha256
 from trainwright.tasks.train.checkpoint import fence

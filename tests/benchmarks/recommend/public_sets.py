@@ -17,7 +17,7 @@ from pyarrow import compute, csv, parquet
 
 from trainwright.infra.sandbox import SandboxLimits
 from trainwright.infra.sandbox.client import call
-from trainwright.tasks.spec.job import DataSpec, Task
+from trainwright.tasks.spec.data_spec import DataSpec, Task
 
 _LIMITS = SandboxLimits(timeout_s=300, memory_bytes=12 * 2**30)
 

@@ -34,7 +34,8 @@ from trainwright.estimator.trace import source
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.recommend.source_code import Header, write_source
 from trainwright.tasks.recommend.templates import templates
-from trainwright.tasks.spec.job import DataSpec, TrainSpec
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
 from trainwright.tasks.train.rank.replica import ADAPT_ROWS

@@ -63,7 +63,7 @@ def as_rank(rank: int, folder: str, width: int, batch: int, steps: int) -> None:
     import torch.distributed as dist
 
     from trainwright.tasks.data import dataset as data
-    from trainwright.tasks.spec.job import DataSpec
+    from trainwright.tasks.spec.data_spec import DataSpec
     from trainwright.tasks.train.batch.sampling import epoch_order
 
     torch.set_num_threads(1)

@@ -24,7 +24,8 @@ from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import localized
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import Column, DataSchema
-from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.connect import open_store
 
 PEOPLE = (
@@ -88,7 +89,8 @@ def test_loading_imports_no_pandas(tmp_path: Path) -> None:
     code = f"""if True:
         import sys
         from trainwright.tasks.data.dataset import load
-        from trainwright.tasks.spec.job import DataSpec, Job
+        from trainwright.tasks.spec.data_spec import DataSpec
+        from trainwright.tasks.spec.job import Job
         for uri in {uris!r}:
             load(DataSpec(uri=uri))
         heavy = ("pandas", "torch", "great_expectations", "sklearn")

@@ -19,7 +19,7 @@ from trainwright.tasks.data.dataset import Dataset, load
 from trainwright.tasks.data.modalities.tokens import tokens
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 REVIEWS = [f"A {word} film, number {number}!" for number in range(10) for word in ("good", "bad")]
 
@@ -97,7 +97,7 @@ def test_loading_imports_no_pandas(kind: str, tmp_path: Path) -> None:
         import sys
         import numpy as np
         from trainwright.tasks.data.dataset import load
-        from trainwright.tasks.spec.job import DataSpec
+        from trainwright.tasks.spec.data_spec import DataSpec
         load(DataSpec.model_validate_json(sys.argv[1])).batch(np.arange(3))
         sys.exit(any(name in sys.modules for name in ("pandas", "torch", "sklearn")))"""
     asked = [sys.executable, "-c", code, spec_of(kind, tmp_path).model_dump_json()]

@@ -13,7 +13,8 @@ from trainwright.tasks.data.model_reader import ModelReader, schema_of_model
 from trainwright.tasks.data.sources import content_sha256, localized
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.spec.job import DataSpec, ModelSpec
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.job import ModelSpec
 
 SOURCE = """
 import torch

@@ -16,7 +16,7 @@ import pytest
 from trainwright.tasks.data import dataset
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 
 ROWS = "a,b,label\n" + "".join(f"{n},{n % 7},{'xy'[n % 2]}\n" for n in range(50))
 
@@ -115,7 +115,7 @@ def test_processes_that_need_it_at_once_make_it_once(table: DataSpec, tmp_path: 
     code = (
         "import sys\nfrom pathlib import Path\n"
         "from trainwright.tasks.data.prepared import prepared\n"
-        "from trainwright.tasks.spec.job import DataSpec\n"
+        "from trainwright.tasks.spec.data_spec import DataSpec\n"
         "found = prepared(DataSpec(uri=sys.argv[1]), Path(sys.argv[2]))\n"
         "print(float(found.inputs['inputs'].sum()), 'pandas' in sys.modules)\n"
     )

@@ -14,8 +14,8 @@ from trainwright.tasks.data.dataset import from_raw
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.row_split import split_keys, validation_rows
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import DataSpec
 
 CLASSES = st.lists(st.integers(0, 8), min_size=4, max_size=120)
 SEEDS = st.integers(0, 2**31 - 1)

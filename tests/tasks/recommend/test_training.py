@@ -17,7 +17,8 @@ from trainwright.estimator.trace import source
 from trainwright.tasks.data import dataset
 from trainwright.tasks.recommend.source_code import write_source
 from trainwright.tasks.recommend.templates import templates
-from trainwright.tasks.spec.job import DataSpec, TrainSpec
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train import train
 
 NAMES = [one.name for one in templates().values() if "tabular-regression" in one.tasks]

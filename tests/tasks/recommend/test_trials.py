@@ -18,7 +18,7 @@ from trainwright.tasks.recommend.proposals import proposals
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
 from trainwright.tasks.recommend.trials.probe import MOST, budget_s, halved, trial
 from trainwright.tasks.recommend.trials.trial import Trial
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.recipe import with_recipe
 
 names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=MOST, unique=True)

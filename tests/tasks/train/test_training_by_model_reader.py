@@ -11,7 +11,7 @@ from training_case import MODEL, NO_SPARE, request
 from trainwright.tasks.data.dataset import load
 from trainwright.tasks.data.model_reader import schema_of_model
 from trainwright.tasks.data.sources import localized
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.train import train
 
 READER = """

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Validation
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.check import failure_line, validate
 from trainwright.tasks.validate.duckdb_table import DuckDBTable, can_hold
 from trainwright.tasks.validate.gx_run import keep_one_connection, run_on_frame, run_on_table

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.table_files import table_files
 
 

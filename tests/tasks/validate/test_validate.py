@@ -19,7 +19,8 @@ from command_line import run
 from trainwright.tasks.data.dataset import load
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Expectation, Validation
-from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.validate.check import failure_line, validate
 from trainwright.tasks.validate.step import validate_data, validate_job
 
@@ -317,7 +318,8 @@ def test_a_check_that_takes_too_long_is_stopped() -> None:
 def start_validation() -> tuple[subprocess.Popen[bytes], psutil.Process]:
     """A validating process, and its child process with Great Expectations."""
     code = """if True:
-        from trainwright.tasks.spec.job import DataSpec, Job
+        from trainwright.tasks.spec.data_spec import DataSpec
+        from trainwright.tasks.spec.job import Job
         from trainwright.tasks.validate import validate
         validate(DataSpec(uri="builtin:digits"))"""
     parent = subprocess.Popen([sys.executable, "-c", code])

@@ -18,7 +18,7 @@ from trainwright.tasks.recommend.source_code import (
 )
 from trainwright.tasks.recommend.templates.template import ModelConfig
 from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.spec.job import Task
+from trainwright.tasks.spec.data_spec import Task
 
 
 def single_input(schema: DataSchema, task: Task, dimensions: int) -> tuple[int, ...]:

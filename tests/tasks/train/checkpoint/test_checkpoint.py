@@ -10,7 +10,7 @@ import torch
 from finished_run import save_checkpoint
 
 from trainwright.tasks import progress
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import sha256
 from trainwright.tasks.train.checkpoint import fence, files, tensors

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from trainwright.tasks.errors import CorruptArtefact, TrainingFailed
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import sha256
 from trainwright.tasks.train.checkpoint import fence, tensors

@@ -15,7 +15,7 @@ from hypothesis import settings as checked
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.checkpoint import fence, files, staged, uploader

@@ -17,7 +17,8 @@ from safetensors.torch import load, save
 
 from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.errors import CorruptArtefact, RunHeld
-from trainwright.tasks.spec.job import CheckpointPolicy, Job
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, sha256

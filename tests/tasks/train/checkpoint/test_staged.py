@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load
 
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
-from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import Content, ObjectStore
 from trainwright.tasks.train.checkpoint import files as checkpoint

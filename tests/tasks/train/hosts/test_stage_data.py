@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.train.hosts.stage_data import cache_of, keep, look
 
 TEXT = "a,label\n1,yes\n2,no\n"

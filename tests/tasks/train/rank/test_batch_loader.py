@@ -12,7 +12,7 @@ from trainwright.tasks.data import prepared as prepared_module
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.data.row_file import RowFile
-from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.train.batch import block_order
 from trainwright.tasks.train.batch.block_order import BlockOrder
 from trainwright.tasks.train.batch.sampling import epoch_order, own_places

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainwright.tasks.spec.job import Optimizer
+from trainwright.tasks.spec.train_spec import Optimizer
 from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
 
 

@@ -12,7 +12,7 @@ from training_case import NO_SPARE, request, rows
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.runs.artefacts import Result
-from trainwright.tasks.spec.job import TrainSpec
+from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train import train
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.worker.early_stopping import deciding_metric, early_stop

@@ -1,0 +1,231 @@
+"""The part `train` of a job: optimizer, rate, batch, checkpoints, faults, when training ends."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import Document, Duration, Wait
+from trainwright.tasks.spec.metric_names import Metric
+
+_MOST_STEPS = 1_000_000_000
+MOST_SAMPLES = 1_000_000
+"""In one step."""
+
+
+class Optimizer(Document):
+    """The optimizer and its constants (torch.optim's names)."""
+
+    name: Literal["sgd", "momentum", "adam", "adamw"] = Field(
+        default="adamw", description="the update rule"
+    )
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1e6, description="L2 penalty (decoupled in adamw)"
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="for momentum only")
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.999),
+        description="for adam and adamw: decay of the means of gradients and of their squares",
+    )
+    decay_exclude: Literal["none", "vectors"] = Field(
+        default="none",
+        description="parameters without weight decay; vectors: those of fewer than two "
+        "dimensions, such as biases and the weights of norms",
+    )
+
+    @field_validator("betas")
+    @classmethod
+    def _decaying(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= one < 1 for one in betas):
+            raise ValueError("two numbers from 0 to below 1, such as [0.9, 0.95]")
+        return betas
+
+
+class CheckpointPolicy(Document):
+    """When checkpoints are written and which are kept."""
+
+    every_steps: int = Field(
+        default=50, ge=1, le=_MOST_STEPS, description="steps between checkpoints"
+    )
+    keep_last: int = Field(
+        default=3, ge=1, le=_MOST_STEPS, description="how many of the newest are kept"
+    )
+    keep_best: bool = Field(
+        default=True,
+        description="also keep the one with the best validation metric, which becomes the stored "
+        "model; false: the last one does",
+    )
+    keep_every: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MOST_STEPS,
+        description="steps between checkpoints that are kept for good; a multiple of every_steps",
+    )
+
+    @model_validator(mode="after")
+    def _kept_ones_are_written(self) -> CheckpointPolicy:
+        if self.keep_every is not None and self.keep_every % self.every_steps:
+            raise ValueError(
+                f"keep_every as a multiple of every_steps ({self.every_steps}), "
+                f"not {self.keep_every}"
+            )
+        return self
+
+
+class FaultPolicy(Document):
+    """How a training handles lost devices."""
+
+    stall_timeout: Duration = Field(
+        default=60.0,
+        ge=1.0,
+        description="a rank without a heartbeat, or in one step, for this long is restarted",
+    )
+    wait_for_devices: Wait = Field(
+        default=60.0,
+        description="how long to wait for devices to come back if fewer than devices.min_count "
+        "are left",
+    )
+    restarts: int = Field(
+        default=10,
+        ge=0,
+        description="how often a device's process is restarted without reaching a checkpoint",
+    )
+
+
+class Target(Document):
+    """A metric that training should reach; reported, and used to choose the best checkpoint."""
+
+    metric: Metric = Field(
+        default="accuracy",
+        description="measured on the validation rows; accuracy, f1, auc or log_loss of classes, "
+        "rmse, mae or r2 of numbers, mase of forecasts, or the loss",
+    )
+    value: float = Field(
+        description="the value to reach; for accuracy, f1 and auc a share: 0.97 for 97 %"
+    )
+
+
+class EarlyStopping(Document):
+    """When training ends before its last epoch. Every epoch ends with an evaluation."""
+
+    patience: int = Field(
+        ge=1, le=100_000, description="evaluations in a row without a better metric"
+    )
+    metric: Metric | None = Field(
+        default=None,
+        description="measured on the validation rows; also chooses the best checkpoint; default: "
+        "train.target's, else accuracy of classes, else the loss",
+    )
+
+
+class TrainSpec(Document):
+    """How to train."""
+
+    epochs: int = Field(default=5, ge=1, le=100_000, description="passes over the training rows")
+    global_batch_size: int | Literal["auto"] = Field(
+        default="auto", description="samples per step, over all devices"
+    )
+    batch_bounds: tuple[int, int] = Field(
+        default=(64, 1024), description="smallest and largest global batch for auto"
+    )
+    noise_scale: float | None = Field(
+        default=None,
+        ge=1e-3,
+        le=1e12,
+        description="gradient noise scale in samples, if known: limits how large a batch pays off",
+    )
+    optimizer: Optimizer = Optimizer()
+    learning_rate: float | Literal["auto"] = Field(
+        default="auto", description="a number; auto: found by search_lr"
+    )
+    learning_rate_rule: Literal["auto", "constant", "linear", "sqrt", "adascale"] = Field(
+        default="auto", description="how the rate follows a batch that grows while training"
+    )
+    schedule: Literal["constant", "cosine", "flat-cosine"] = Field(
+        default="cosine",
+        description="the learning rate's schedule over the run; flat-cosine: constant for the "
+        "first half, then as cosine",
+    )
+    warm_up: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="share of the run in which the rate rises from a tenth; 0: none",
+    )
+    clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
+    label_smoothing: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of each label that is spread over all classes while training; for the "
+        "task's own cross-entropy only; validation's loss is without it",
+    )
+    early_stopping: EarlyStopping | None = Field(
+        default=None,
+        description="end when a validation metric stops improving; the schedule stays that of all "
+        "epochs",
+    )
+    precision: Literal["fp32", "fp64", "bf16", "amp"] = Field(
+        default="fp32",
+        description="precision of parameters and arithmetic; amp: parameters in fp32, arithmetic "
+        "in half precision where that is safe",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**31, description="seed of initial weights, data order and split"
+    )
+    backend: Literal["auto", "horovod", "torch"] = Field(
+        default="auto", description="library for collectives; auto: Horovod if it is installed"
+    )
+    adaptive_split: bool = Field(
+        default=True, description="correct the batch split by measured step times"
+    )
+    adaptive_batch: bool = Field(
+        default=False, description="let the global batch grow within batch_bounds"
+    )
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    faults: FaultPolicy = FaultPolicy()
+    target: Target | None = None
+
+    @field_validator("batch_bounds", mode="before")
+    @classmethod
+    def _ordered(cls, bounds: Any) -> Any:
+        """Check both bounds at once, so that one message states all of the rule."""
+        given = list(bounds) if isinstance(bounds, list | tuple) else []
+        whole = all(type(one) is int or (type(one) is float and one.is_integer()) for one in given)
+        if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
+            raise PydanticCustomError(
+                "bounds", "[least, greatest] with 1 <= least <= greatest, both whole numbers"
+            )
+        return bounds
+
+    @model_validator(mode="after")
+    def _grows_within_its_bounds(self) -> TrainSpec:
+        size, most = self.global_batch_size, self.batch_bounds[1]
+        if self.adaptive_batch and size != "auto" and size > most:
+            raise ValueError(
+                f"global_batch_size of at most {most}, the upper bound of batch_bounds, not {size}"
+            )
+        return self
+
+    @field_validator("global_batch_size")
+    @classmethod
+    def _above_zero(cls, value: int | Literal["auto"]) -> int | Literal["auto"]:
+        if value != "auto" and value <= 0:
+            raise ValueError("more than zero, or auto")
+        return value
+
+    @field_validator("learning_rate")
+    @classmethod
+    def _finite_in_every_precision(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+        if value != "auto" and not 0 < value <= 1e6:
+            raise ValueError("more than zero, up to 1000000, or auto")
+        return value
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise BadInput if a step cannot have this many samples."""
+    if not 1 <= batch_size <= MOST_SAMPLES:
+        raise BadInput(f"batch size: got {batch_size}; allowed: 1 to {MOST_SAMPLES}")
