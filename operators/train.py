@@ -62,7 +62,7 @@ class TrainOperator(ResumableJobMixin, StepOperator):
 
     def submit_job(self, context: Context) -> str:
         """Start the process unless one runs. Returns the run's URI."""
-        from trainwright.tasks.runs.artefacts import Result
+        from trainwright.tasks.runs.artefacts.training_result import Result
         from trainwright.tasks.train.launcher import background
 
         found = self.open(context)
@@ -72,7 +72,7 @@ class TrainOperator(ResumableJobMixin, StepOperator):
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
         """`running`, `success` or `failed`; a failed training resumes from a checkpoint."""
-        from trainwright.tasks.runs.artefacts import Result
+        from trainwright.tasks.runs.artefacts.training_result import Result
         from trainwright.tasks.runs.run import Run
         from trainwright.tasks.train.launcher import background
 

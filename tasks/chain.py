@@ -45,16 +45,14 @@ from trainwright.tasks.errors import (
     final_state,
 )
 from trainwright.tasks.leases.ledger import Heartbeat
-from trainwright.tasks.runs.artefacts import (
-    Estimate,
-    LearningRateSearch,
-    Manifest,
-    Plan,
-    Report,
-    Result,
-    Validation,
-)
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.report_figures import Report
+from trainwright.tasks.runs.artefacts.run_status import Manifest
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 
 ENTRY_POINTS = "trainwright.steps"

@@ -13,7 +13,7 @@ from trainwright.infra.sandbox import SandboxLimits, Stop
 from trainwright.infra.sandbox.client import SandboxServer, call, scrubbed_environment
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.runs.alias import Alias, alias_key, find_alias
-from trainwright.tasks.runs.artefacts import Artefact
+from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.run import Run, now
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated

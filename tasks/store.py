@@ -18,15 +18,11 @@ from typing import TYPE_CHECKING, Any
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.runs.artefacts import (
-    LearningRateSearch,
-    Manifest,
-    Plan,
-    Result,
-    SealedFile,
-    Status,
-    Validation,
-)
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_status import Manifest, SealedFile, Status
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, now
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.storage.objects import ObjectStore, get_verified, sha256

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.tasks.runs.artefacts import Estimate, LearningRateSearch, Plan, Result
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.train.checkpoint import fence

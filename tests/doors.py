@@ -12,7 +12,7 @@ import pytest
 from trainwright.tasks import chain
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import Job

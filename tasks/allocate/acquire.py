@@ -25,7 +25,7 @@ from trainwright.tasks.errors import (
 from trainwright.tasks.estimate import memory_limits
 from trainwright.tasks.leases.ledger import TTL_S, Heartbeat
 from trainwright.tasks.leases.queue import Queue, Turn
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, load_pool

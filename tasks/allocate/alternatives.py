@@ -12,7 +12,7 @@ from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_na
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
-from trainwright.tasks.runs.artefacts import Alternative
+from trainwright.tasks.runs.artefacts.plan import Alternative
 from trainwright.tasks.units import plain, seconds
 
 _SHOWN = 10

@@ -9,7 +9,7 @@ from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.device_counts import device_counts
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import STRATEGIES
-from trainwright.tasks.runs.artefacts import (
+from trainwright.tasks.runs.artefacts.plan import (
     Plan,
     PlannedDevice,
     Prediction,

@@ -11,7 +11,7 @@ from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, L
 from trainwright.tasks.allocate.plan.device_counts import device_counts
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
-from trainwright.tasks.runs.artefacts import FrontPoint
+from trainwright.tasks.runs.artefacts.plan import FrontPoint
 
 _DURATIONS = 4
 """Number of deadlines to search between the fastest and the most economical configuration."""

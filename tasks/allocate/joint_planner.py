@@ -31,13 +31,9 @@ from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.schedule import ScheduleChoice, Scheduled, fewest_late
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.runs.artefacts import (
-    DataSchema,
-    Estimate,
-    JointPlan,
-    PlannedDevice,
-    ScheduledJob,
-)
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import JointPlan, PlannedDevice, ScheduledJob
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool

@@ -30,7 +30,9 @@ from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.errors import Infeasible
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan, PlannedDevice
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool

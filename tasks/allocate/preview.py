@@ -15,7 +15,9 @@ from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.estimate import finished_runs
 from trainwright.tasks.extract import batch_spec, extract_model
 from trainwright.tasks.leases.ledger import Ledger
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate, HeldDevice, JointPlan, Plan
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import HeldDevice, JointPlan, Plan
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import require_possible, usable
 from trainwright.tasks.spec.job import Job

@@ -13,7 +13,9 @@ from trainwright.tasks.allocate.acquire import Planner, gone
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.estimate.step import predicted
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, load_pool

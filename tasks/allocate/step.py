@@ -6,7 +6,8 @@ from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Planner, lease
 from trainwright.tasks.allocate.replan import planner, replanner, require_devices
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.runs.artefacts import Plan, Result
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.units import seconds
 
 

@@ -14,16 +14,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.tasks.errors import CorruptArtefact
-from trainwright.tasks.runs.artefacts import (
-    Estimate,
-    LearningRateSearch,
-    Plan,
-    Report,
-    Result,
-    Status,
-    Validation,
-)
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.report_figures import Report
+from trainwright.tasks.runs.artefacts.run_status import Status
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.store import seal_folder

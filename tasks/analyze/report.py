@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended
 from trainwright.tasks.html_page import STYLE, html_page, table, tiles
-from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.report_figures import Report
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
 from trainwright.tasks.units import amount, seconds, size

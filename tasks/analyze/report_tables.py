@@ -6,8 +6,8 @@ from html import escape
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.html_page import table
-from trainwright.tasks.runs.artefacts import ClassMetrics, EarlyStop
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.training_result import ClassMetrics, EarlyStop
 from trainwright.tasks.units import plain, seconds
 
 

@@ -6,7 +6,7 @@ For a successful run it changes neither the status nor the lease, so the job may
 from __future__ import annotations
 
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.runs.artefacts import Report
+from trainwright.tasks.runs.artefacts.report_figures import Report
 
 
 def work(context: RunContext) -> Reference:

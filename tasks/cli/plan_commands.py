@@ -19,7 +19,8 @@ from trainwright.tasks.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from trainwright.tasks.runs.artefacts import Expectation, JointPlan
+    from trainwright.tasks.runs.artefacts.plan import JointPlan
+    from trainwright.tasks.runs.artefacts.validation import Expectation
 
 
 def validate(

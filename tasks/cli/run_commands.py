@@ -87,7 +87,7 @@ def _in_process(
     from trainwright.tasks.context import RunContext
     from trainwright.tasks.errors import Interrupted
     from trainwright.tasks.leases.ledger import Holder
-    from trainwright.tasks.runs.artefacts import Plan
+    from trainwright.tasks.runs.artefacts.plan import Plan
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.documents import parsed
     from trainwright.tasks.spec.job import load_job
@@ -130,7 +130,7 @@ def search_lr(
 ) -> None:
     """Find the learning rate on leased devices, with the job's model and data."""
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.runs.artefacts import LearningRateSearch
+    from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 
     run = _in_process(job, pool, changes, store, "search_lr")
     result = run.read(LearningRateSearch)
@@ -213,7 +213,7 @@ def analyze(
     """Compare a finished run with all earlier ones, and write its report again."""
     from trainwright.tasks.analyze.history import analyze as report_on
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.runs.artefacts import Result
+    from trainwright.tasks.runs.artefacts.training_result import Result
     from trainwright.tasks.runs.run import list_runs, resolve
     from trainwright.tasks.settings import Settings
 

@@ -23,7 +23,7 @@ from trainwright.tasks.data.sources import content_sha256, open_source, readable
 from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows, of_arrays, of_table
 from trainwright.tasks.data.tables.table_arrays import CATEGORIES
 from trainwright.tasks.data.tables.table_source import TableSource
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:

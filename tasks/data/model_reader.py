@@ -28,7 +28,7 @@ from trainwright.infra.sandbox.client import call
 from trainwright.tasks.data.dataset import RowSplit
 from trainwright.tasks.data.sources import content_sha256
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec, Task

@@ -38,7 +38,7 @@ from trainwright.tasks.data.sources import (
 )
 from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from trainwright.tasks.data.tables.table_arrays import TableArrays, table_arrays
 from trainwright.tasks.data.tables.table_source import BATCH_ROWS, TableSource
 from trainwright.tasks.data.tables.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec, Task
 
 if TYPE_CHECKING:

@@ -20,14 +20,9 @@ from pydantic import ValidationError
 from trainwright.estimator.predict.correction import SCHEMA_VERSION, Finding, FinishedRun
 from trainwright.tasks import progress
 from trainwright.tasks.errors import ServiceUnreachable
-from trainwright.tasks.runs.artefacts import (
-    DeviceResult,
-    Estimate,
-    Plan,
-    PlannedDevice,
-    Result,
-    split_since,
-)
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
+from trainwright.tasks.runs.artefacts.training_result import DeviceResult, Result, split_since
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainwright.estimator.curves import DeviceCurve
-from trainwright.tasks.runs.artefacts import Estimate, Plan
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.pool import Variant
 

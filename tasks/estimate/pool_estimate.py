@@ -18,7 +18,7 @@ from trainwright.infra.memory_limit import usable_memory_bytes
 from trainwright.tasks import progress
 from trainwright.tasks.estimate.calibrate import calibration_for
 from trainwright.tasks.estimate.link import link_for_this_machine
-from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import Device, Power
 

@@ -13,7 +13,7 @@ from trainwright.estimator.structure import Structure
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.estimate import finished_runs, memory_limits
-from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import require_possible, usable

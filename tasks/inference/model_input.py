@@ -10,7 +10,7 @@ from trainwright.tasks.data.tables.column_scan import is_number, is_text
 from trainwright.tasks.data.tables.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.arrow_arrays import text_array
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 if TYPE_CHECKING:
     import numpy as np

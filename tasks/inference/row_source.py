@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 TABLES = (".parquet", ".csv")
 _CSV_BLOCK_BYTES = 1 << 22

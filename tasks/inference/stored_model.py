@@ -12,14 +12,10 @@ from trainwright.infra.sandbox.client import SandboxServer, scrubbed_environment
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.inference.model_input import ModelInput, require_columns
 from trainwright.tasks.inference.row_source import ArrayRows, TableRows
-from trainwright.tasks.runs.artefacts import (
-    Artefact,
-    Column,
-    DataSchema,
-    Manifest,
-    Validation,
-    Vocabulary,
-)
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
+from trainwright.tasks.runs.artefacts.run_status import Manifest
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.storage.objects import get_verified
 from trainwright.tasks.store import model_weights, unpack_model

@@ -14,7 +14,7 @@ from trainwright.tasks.allocate.preview import finished_on, plan_structure
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.extract import batch_spec, extract, tracer
 from trainwright.tasks.recommend.proposals import Proposal
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job

@@ -11,8 +11,8 @@ from trainwright.tasks.recommend.ranking import Contender, ranked
 from trainwright.tasks.recommend.reasons import why_probed, why_ranked, why_refused
 from trainwright.tasks.recommend.similar_sets.data_figures import metric_of
 from trainwright.tasks.recommend.similar_sets.metric_prediction import MetricPrediction
-from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.runs.recommendation import Candidate
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.recommendation import Candidate
 from trainwright.tasks.spec.objective import Objective
 
 Predictions = Mapping[str, MetricPrediction | None]

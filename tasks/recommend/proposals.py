@@ -10,7 +10,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import FILE, Header
 from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 
 _MEDIUM_ROWS, _LARGE_ROWS = 2_000, 50_000

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from trainwright.tasks.recommend.ranking import AS_GOOD, Contender
 from trainwright.tasks.recommend.similar_sets.data_figures import DataFigures, metric_of
 from trainwright.tasks.recommend.similar_sets.metric_prediction import MetricPrediction
-from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.runs.recommendation import BoostedTrees
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees
 from trainwright.tasks.units import amount, plain, seconds
 
 _SPENT = {"energy": "energy", "cost": "cost", "time": "time"}

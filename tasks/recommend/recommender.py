@@ -27,9 +27,9 @@ from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.trials import probe
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
 from trainwright.tasks.recommend.trials.trial import Trial
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees, Candidate, Recommendation
 from trainwright.tasks.runs.model import ModelSource
-from trainwright.tasks.runs.recommendation import BoostedTrees, Candidate, Recommendation
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.eligibility import require_possible, usable

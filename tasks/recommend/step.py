@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.runs.artefacts import RunJob
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import require_possible, usable
 from trainwright.tasks.spec.job import Job, ModelSpec, load_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, ValidationError
 
 from trainwright.tasks.errors import CorruptArtefact
-from trainwright.tasks.runs.artefacts import Artefact
+from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.spec.documents import one_line
 from trainwright.tasks.storage.objects import ObjectStore
 

@@ -22,7 +22,9 @@ from pydantic import BaseModel
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.runs.artefacts import Manifest, Plan, Result, RunState, Status
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_status import Manifest, RunState, Status
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.settings import Settings

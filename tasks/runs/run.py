@@ -19,16 +19,13 @@ from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import (
-    DataSchema,
-    Manifest,
-    Result,
-    RunJob,
-    Status,
-    Validation,
-)
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.run_job import RunJob
+from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.model import ModelSource, find_model, write_model
-from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line, validated
 from trainwright.tasks.spec.job import Job, JobName

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.leases.ledger import Ledger
-from trainwright.tasks.runs.artefacts import Status
+from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.runs.run import Run
 
 LEFT = "left"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.runs.artefacts import (
+from trainwright.tasks.runs.artefacts.learning_rate_search import (
     CurveFit,
     LearningRatePoint,
     LearningRateSearch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trainwright.tasks.runs.artefacts import LearningRateSearch
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 
 
 def plot(search: LearningRateSearch) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainwright.tasks.allocate.acquire import on_devices
 from trainwright.tasks.allocate.step import replanner_of
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.runs.artefacts import LearningRateSearch, RunJob
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.run import Run
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trainwright.estimator.curves import Interval, Mode
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.listing import RunRow
-from trainwright.tasks.runs.recommendation import Recommendation
 from trainwright.tasks.spec.pool import Device
 
 

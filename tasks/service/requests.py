@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.structure import PRECISIONS, Precision, Structure
 from trainwright.estimator.trace.source import BatchSpec
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import Task
 from trainwright.tasks.spec.documents import Document
 from trainwright.tasks.spec.eligibility import MOST_BATCH

@@ -18,7 +18,7 @@ from trainwright.tasks.allocate.preview import held_devices
 from trainwright.tasks.errors import BadInput, Infeasible, from_document
 from trainwright.tasks.extract import batch_spec
 from trainwright.tasks.leases.pool_status import pool_document
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Caller
 from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox

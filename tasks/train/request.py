@@ -7,7 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.tasks.runs.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateTrial
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import Job

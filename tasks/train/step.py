@@ -7,7 +7,9 @@ import threading
 from trainwright.tasks.allocate.acquire import Claim, on_devices
 from trainwright.tasks.allocate.step import replanner_of
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.runs.artefacts import LearningRateSearch, Plan, Result
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.train.request import TrainRequest
 
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from trainwright.estimator.named_file import read_named
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
-from trainwright.tasks.runs.artefacts import Expectation, Validation
+from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.drift.compare_profiles import drift_line
 

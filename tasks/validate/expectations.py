@@ -27,8 +27,9 @@ from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import read
 from trainwright.tasks.data.stored_rows import task_of
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import DataSchema, DataWarning, Expectation, Validation
-from trainwright.tasks.runs.data_profile import DataProfile
+from trainwright.tasks.runs.artefacts.data_profile import DataProfile
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.validation import DataWarning, Expectation, Validation
 from trainwright.tasks.spec.data_spec import DataSpec, Task
 from trainwright.tasks.validate.column_summary import of_labels, of_series
 from trainwright.tasks.validate.drift.profile import BATCH_ROWS, profile

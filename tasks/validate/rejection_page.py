@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from trainwright.tasks.html_page import html_page, table, tiles
-from trainwright.tasks.runs.artefacts import DataWarning, Expectation, Validation
-from trainwright.tasks.runs.data_profile import Drift
+from trainwright.tasks.runs.artefacts.data_profile import Drift
+from trainwright.tasks.runs.artefacts.validation import DataWarning, Expectation, Validation
 from trainwright.tasks.validate.drift.compare_profiles import drift_line
 from trainwright.tasks.validate.drift.histograms import picture
 

@@ -8,8 +8,10 @@ from typing import Any
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
-from trainwright.tasks.runs.artefacts import REJECTION, DataSchema, Plan, Validation, Vocabulary
-from trainwright.tasks.runs.data_profile import Drift
+from trainwright.tasks.runs.artefacts.data_profile import Drift
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema, Vocabulary
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.validation import REJECTION, Validation
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.documents import validated

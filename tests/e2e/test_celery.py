@@ -28,7 +28,10 @@ from trainwright.estimator.structure import Structure
 from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.leases.queue import Queue
-from trainwright.tasks.runs.artefacts import Estimate, Plan, Result, Validation
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.spec.job import load_job
 from trainwright.tasks.spec.pool import load_pool

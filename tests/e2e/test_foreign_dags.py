@@ -14,7 +14,8 @@ import doors
 import pytest
 
 from trainwright.infra.local import airflow_environment, ensure_airflow_db
-from trainwright.tasks.runs.artefacts import Plan, Result
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.train.launcher import background
 

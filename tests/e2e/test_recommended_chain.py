@@ -10,7 +10,7 @@ import pytest
 from command_line import process
 from small_jobs import table_job
 
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.store import verify
 
 

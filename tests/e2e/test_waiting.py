@@ -14,7 +14,7 @@ from airflow_whole import STEPS_AN_EPOCH, run_of, whole_airflow, write_job, writ
 
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.leases.queue import Queue
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.record.metrics import read_rows

@@ -16,7 +16,8 @@ from trainwright.estimator.structure import Structure
 from trainwright.operators import AnalyzeOperator, ExtractOperator, TrainOperator
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import Result, Status
+from trainwright.tasks.runs.artefacts.run_status import Status
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import list_runs
 
 

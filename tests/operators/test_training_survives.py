@@ -21,7 +21,7 @@ from airflow_whole import write_job
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import load_job
 from trainwright.tasks.train.checkpoint import files

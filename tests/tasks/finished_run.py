@@ -13,21 +13,19 @@ import torch
 from trainwright.estimator.curves import Affine, DeviceCurve, Interval
 from trainwright.estimator.precision import cast
 from trainwright.estimator.trace import source as model_source
-from trainwright.tasks.runs.artefacts import (
-    DataSchema,
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice, Prediction
+from trainwright.tasks.runs.artefacts.run_job import RunJob
+from trainwright.tasks.runs.artefacts.run_status import Status
+from trainwright.tasks.runs.artefacts.training_result import (
     DeviceResult,
-    Estimate,
-    LearningRateSearch,
     Measured,
-    Plan,
-    PlannedDevice,
-    Prediction,
     Result,
-    RunJob,
     SplitEvent,
-    Status,
-    Validation,
 )
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import ObjectStore

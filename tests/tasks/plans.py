@@ -8,7 +8,9 @@ from typing import Any
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.estimator.predict.communication import Link
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 

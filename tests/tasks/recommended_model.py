@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.runs.recommendation import Candidate, Recommendation
+from trainwright.tasks.runs.artefacts.recommendation import Candidate, Recommendation
 
 
 def recommendation() -> Recommendation:

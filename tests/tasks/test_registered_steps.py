@@ -14,7 +14,7 @@ from trainwright.tasks.errors import BadInput
 
 SPECS = """
 from trainwright.tasks.chain import StepSpec
-from trainwright.tasks.runs.artefacts import Report
+from trainwright.tasks.runs.artefacts.report_figures import Report
 
 def spec(name, after):
     return StepSpec(name, Report, "nowhere", "nowhere:Nothing", after=after)

@@ -18,7 +18,7 @@ from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Manifest, Status
+from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.store import load_model, save_model, seal, seal_folder, verify, work

@@ -12,7 +12,9 @@ from finished_run import begin_run, finished_training, write_checkpoints, write_
 from recommended_model import recommendation
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.runs.artefacts import LearningRateSearch, Plan, Result
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 
 RATE = LearningRateSearch(

@@ -21,7 +21,7 @@ from trainwright.estimator.predict.communication import (
 )
 from trainwright.tasks.allocate.plan.confidence import Triple
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
-from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 
 INNER = (0.5e9, 0.3e-3)
 """The link between two ranks of a machine, unless it was measured or the pool file states it.

@@ -34,7 +34,9 @@ from typing import Any, NamedTuple, Protocol
 
 from trainwright.tasks.allocate.plan.confidence import Triple, relative_deviations
 from trainwright.tasks.allocate.plan.kinds import Kind, Share, check_curve
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate, NotExceeded, Prediction
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import NotExceeded, Prediction
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.spec.windows import seconds_left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwright.tasks.cli.screens import console
-from trainwright.tasks.runs.data_profile import Drift
+from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.validate.drift.compare_profiles import WORDS
 
 

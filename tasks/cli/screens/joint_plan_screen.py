@@ -6,7 +6,7 @@ from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
 from trainwright.tasks.cli.screens.console import table
 from trainwright.tasks.cli.screens.plan_screen import medians, show_held
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, column, headed
-from trainwright.tasks.runs.artefacts import JointPlan
+from trainwright.tasks.runs.artefacts.plan import JointPlan
 from trainwright.tasks.units import plain
 
 

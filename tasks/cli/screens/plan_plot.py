@@ -26,7 +26,7 @@ from trainwright.tasks.cli.screens.plot_panel import (
 from trainwright.tasks.cli.screens.plot_shapes import CHARACTER, line, text
 from trainwright.tasks.cli.screens.quantities import ENERGIES, money, unit_of
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import Alternative, FrontPoint, Plan
+from trainwright.tasks.runs.artefacts.plan import Alternative, FrontPoint, Plan
 from trainwright.tasks.units import plain
 
 _MARK = "time against energy and cost, by trainwright plan"

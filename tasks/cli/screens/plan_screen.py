@@ -19,7 +19,7 @@ from trainwright.tasks.cli.screens.quantities import (
     headed,
     money,
 )
-from trainwright.tasks.runs.artefacts import (
+from trainwright.tasks.runs.artefacts.plan import (
     Alternative,
     FrontPoint,
     HeldDevice,

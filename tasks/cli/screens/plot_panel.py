@@ -22,7 +22,7 @@ from trainwright.tasks.cli.screens.plot_shapes import (
     text,
 )
 from trainwright.tasks.cli.screens.quantities import TIMES, unit_of
-from trainwright.tasks.runs.artefacts import NotExceeded
+from trainwright.tasks.runs.artefacts.plan import NotExceeded
 from trainwright.tasks.units import amount, plain, seconds
 
 WIDTH, HEIGHT = 540, 400

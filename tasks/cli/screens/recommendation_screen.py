@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.cli.screens.console import out, table
-from trainwright.tasks.runs.recommendation import Candidate, Recommendation
+from trainwright.tasks.runs.artefacts.recommendation import Candidate, Recommendation
 from trainwright.tasks.units import amount, plain, seconds
 
 

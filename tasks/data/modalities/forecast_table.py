@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.tasks.data.modalities.series import Windows, series_table, windows_of
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 
 

@@ -15,7 +15,7 @@ from trainwright.tasks.data.modalities.tokens import (
 )
 from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import Column
+from trainwright.tasks.runs.artefacts.data_schema import Column
 from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np  # noqa: TID253 - loaded only to recommend
 
 from trainwright.tasks.data.row_file import RowFile
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.metric_names import Metric
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ from typing import Any
 from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.templates.table_parts import TableColumns, epochs, table_source
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _MODEL = r'''
 class Dense(nn.Module):

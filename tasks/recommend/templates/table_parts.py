@@ -21,7 +21,7 @@ from trainwright.tasks.recommend.source_code import (
     text_assignment,
     texts_literal,
 )
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _TASKS = ("tabular-classification", "tabular-regression")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import Task
 from trainwright.tasks.spec.job import Scalar
 

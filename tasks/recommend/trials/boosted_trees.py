@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.recommend.similar_sets.data_figures import sampled
-from trainwright.tasks.runs.recommendation import BoostedTrees
+from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees
 
 Array = np.ndarray[Any, Any]
 _MOST_ROWS = 20_000

@@ -16,7 +16,7 @@ from trainwright.tasks.allocate.preview import plan_structure
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
 from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.extract import batch_spec
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.eligibility import usable

@@ -11,15 +11,12 @@ from typing import Any
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.analyze.history import predicted_and_measured
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import (
-    REJECTION,
-    Estimate,
-    LearningRateSearch,
-    Plan,
-    Result,
-    RunJob,
-    Validation,
-)
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_job import RunJob
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import REJECTION, Validation
 from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings

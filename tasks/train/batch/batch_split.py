@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.runs.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.train.batch.adaptive_batch import (
     BatchGrowth,
     largest_batch,

@@ -19,7 +19,7 @@ from typing import Any
 
 from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
-from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import TransferServer
 from trainwright.tasks.train.exchange.host_name import ADDRESS

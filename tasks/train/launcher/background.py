@@ -36,7 +36,7 @@ from trainwright.tasks.errors import (
 from trainwright.tasks.leases.launch_right import host_of, on_this_machine, own_name, resource
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.leases.tables import process_started
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
 

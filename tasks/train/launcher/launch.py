@@ -20,7 +20,7 @@ from trainwright.tasks.errors import (
     ServiceUnreachable,
     TrainwrightError,
 )
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import fence, files, staged

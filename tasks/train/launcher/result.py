@@ -13,13 +13,13 @@ from trainwright.estimator.curves import Interval
 from trainwright.estimator.predict.energy import datasheet_power
 from trainwright.estimator.quantiles import quantile
 from trainwright.tasks import progress
-from trainwright.tasks.runs.artefacts import (
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
+from trainwright.tasks.runs.artefacts.training_result import (
     Checkpoint,
     ClassMetrics,
     Confusion,
     DeviceResult,
     Measured,
-    PlannedDevice,
     Result,
     SplitEvent,
     split_since,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from trainwright.tasks.errors import TrainwrightError
-from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.train_spec import FaultPolicy
 from trainwright.tasks.train.membership import event
 from trainwright.tasks.train.membership.capacity import TrainingCapacity

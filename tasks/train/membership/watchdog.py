@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.train.membership.state import MembershipState, RankState
 
 LONG_STEPS = 20

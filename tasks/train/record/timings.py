@@ -24,7 +24,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.measure.energy_meter import EnergyMeter, meter_for
 from trainwright.estimator.measure.power import uuid_of
-from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.train.exchange.collective import Collective
 
 _PAGE_BYTES = resource.getpagesize()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainwright.tasks.runs.artefacts import EarlyStop
+from trainwright.tasks.runs.artefacts.training_result import EarlyStop
 from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.spec.train_spec import TrainSpec
 

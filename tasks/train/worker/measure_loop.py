@@ -31,7 +31,8 @@ from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import TrainingStepSpec, prepare
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.runs.artefacts import DataSchema, Plan, PlannedDevice
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.batch.sampling import epoch_order

@@ -25,7 +25,7 @@ from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.channel import Channel, RankChannel
 from trainwright.tasks.train.cpu_share import join_cgroup

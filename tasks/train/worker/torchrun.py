@@ -29,7 +29,7 @@ from trainwright.tasks.errors import (
 )
 from trainwright.tasks.leases.launch_right import own_name, resource
 from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
-from trainwright.tasks.runs.artefacts import Status
+from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.channel import Message, PeerStatus, RankStatus
 from trainwright.tasks.train.checkpoint import fence, staged

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import math
 
-from trainwright.tasks.runs.data_profile import ColumnDrift, ColumnProfile, DataProfile, Statistic
+from trainwright.tasks.runs.artefacts.data_profile import (
+    ColumnDrift,
+    ColumnProfile,
+    DataProfile,
+    Statistic,
+)
 from trainwright.tasks.validate.drift.effect_sizes import (
     common_counts,
     count_statistics,

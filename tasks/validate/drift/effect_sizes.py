@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.runs.data_profile import Categories, ColumnProfile, Numbers, Statistic
+from trainwright.tasks.runs.artefacts.data_profile import (
+    Categories,
+    ColumnProfile,
+    Numbers,
+    Statistic,
+)
 from trainwright.tasks.validate.drift.profile import Bins
 
 if TYPE_CHECKING:

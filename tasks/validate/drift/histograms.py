@@ -5,7 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.runs.data_profile import Categories, ColumnProfile, Histogram, Numbers
+from trainwright.tasks.runs.artefacts.data_profile import (
+    Categories,
+    ColumnProfile,
+    Histogram,
+    Numbers,
+)
 
 if TYPE_CHECKING:
     import numpy as np

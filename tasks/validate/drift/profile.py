@@ -17,7 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.runs.data_profile import Categories, ColumnProfile, DataProfile, Numbers
+from trainwright.tasks.runs.artefacts.data_profile import (
+    Categories,
+    ColumnProfile,
+    DataProfile,
+    Numbers,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.runs.data_profile import ColumnProfile, DataProfile, Statistic
+from trainwright.tasks.runs.artefacts.data_profile import ColumnProfile, DataProfile, Statistic
 from trainwright.tasks.validate.drift.effect_sizes import common_counts, count_statistics
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.alias import find_alias
-from trainwright.tasks.runs.artefacts import Validation
-from trainwright.tasks.runs.data_profile import DataProfile, Drift
+from trainwright.tasks.runs.artefacts.data_profile import DataProfile, Drift
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec

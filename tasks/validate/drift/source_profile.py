@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 
 from trainwright.tasks.data.formats import Raw
-from trainwright.tasks.runs.data_profile import DataProfile
+from trainwright.tasks.runs.artefacts.data_profile import DataProfile
 from trainwright.tasks.validate.drift.profile import BATCH_ROWS, profile
 from trainwright.tasks.validate.drift.random_halves import with_noise
 

@@ -14,7 +14,8 @@ from pyarrow import compute
 
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.row_split import split_keys, validation_rows
-from trainwright.tasks.runs.artefacts import DataSchema, DataWarning
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable, quoted
 from trainwright.tasks.validate.warnings.leakage import leakage, sample

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.tasks.runs.artefacts import DataWarning
+from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.validate.duckdb_table import ROW, DuckDBTable, quoted
 from trainwright.tasks.validate.warnings.repeated_rows import NAMED
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
-from trainwright.tasks.runs.artefacts import DataWarning
+from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.validate.duckdb_table import DuckDBTable
 from trainwright.tasks.validate.warnings.leakage import Sampled
 from trainwright.tasks.validate.warnings.repeated_rows import NAMED

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainwright.tasks.runs.artefacts import DataWarning
+from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.validate.duckdb_table import ROW, DuckDBDatabase, DuckDBTable, quoted
 
 NAMED = 5

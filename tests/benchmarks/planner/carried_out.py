@@ -35,7 +35,8 @@ from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.preview import predicted
 from trainwright.tasks.data import dataset
-from trainwright.tasks.runs.artefacts import Estimate, Plan, PlannedDevice
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool

@@ -26,7 +26,7 @@ from planner_cases import NOW, Case, small_cases
 
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import Infeasible
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.pool import Pool
 
 SLACK = 1e-7

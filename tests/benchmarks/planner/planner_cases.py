@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.communication import Link
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 

@@ -20,7 +20,8 @@ from planner_cases import data_of
 
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.runs.artefacts import Estimate, Plan
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 

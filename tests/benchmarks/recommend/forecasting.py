@@ -27,7 +27,7 @@ from package_data import electricity_demand
 from plain_training import outputs, schema_of, trained
 
 from trainwright.tasks.recommend.templates import templates
-from trainwright.tasks.runs.artefacts import Column
+from trainwright.tasks.runs.artefacts.data_schema import Column
 
 HISTORY, HORIZON, DAY, HELD = 336, 48, 48, 28 * 48
 BAR, BAR_RATIO = 0.677, 0.95

@@ -13,7 +13,7 @@ from trainwright.estimator.trace import source
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.recommend.source_code import Header, write_source
 from trainwright.tasks.recommend.templates.template import Template
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
 

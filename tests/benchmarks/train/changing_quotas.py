@@ -37,7 +37,7 @@ from pace import middle
 from training_case import ROWS
 
 from trainwright.tasks import progress
-from trainwright.tasks.runs.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.train import train
 from trainwright.tasks.train.launcher.launch import choose_backend
 

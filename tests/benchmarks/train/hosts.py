@@ -52,7 +52,7 @@ from pace import median_between
 from training_case import ROWS, request, rows
 
 from trainwright.tasks import progress
-from trainwright.tasks.runs.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.launcher.launch import choose_backend
 

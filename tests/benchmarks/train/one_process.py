@@ -12,7 +12,7 @@ from lr_tasks import LrTask
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.batch.sampling import epoch_order

@@ -19,7 +19,7 @@ from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.leases.queue import Queue
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device
 

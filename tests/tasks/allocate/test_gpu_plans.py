@@ -15,7 +15,7 @@ from trainwright.estimator.trace.trace import TrainingStepSpec, trace
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.estimate.pool_estimate import estimate
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool

@@ -18,7 +18,8 @@ from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.joint_planner import Pending, choices, make_joint_plan
 from trainwright.tasks.allocate.schedule import ScheduleChoice
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.runs.artefacts import Estimate, JointPlan
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import JointPlan
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 

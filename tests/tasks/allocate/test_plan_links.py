@@ -17,7 +17,7 @@ from trainwright.estimator.predict.communication import (
     all_reduce,
     all_reduces,
 )
-from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 
 BOTH: dict[str, Any] = {"devices": {"min_count": 2}, "train": {"global_batch_size": 96}}
 

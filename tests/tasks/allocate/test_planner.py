@@ -9,7 +9,7 @@ from plans import DATA, MANY, TWO, curve, plan
 
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 

@@ -23,7 +23,10 @@ from trainwright.tasks.allocate import acquire
 from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, TrainingFailed
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.leases.queue import Queue
-from trainwright.tasks.runs.artefacts import Estimate, Plan, Result, Validation
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import load_pool

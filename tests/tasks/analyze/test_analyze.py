@@ -26,13 +26,13 @@ from trainwright.tasks.analyze.history import (
     predicted_and_measured,
     with_devices,
 )
-from trainwright.tasks.runs.artefacts import (
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.report_figures import Report
+from trainwright.tasks.runs.artefacts.training_result import (
     ClassMetrics,
     Confusion,
     EarlyStop,
-    Estimate,
-    Plan,
-    Report,
     Result,
 )
 from trainwright.tasks.runs.run import Run, list_runs

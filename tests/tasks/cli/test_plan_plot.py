@@ -14,7 +14,7 @@ from plans import MANY, NOON, TWO, plan
 from trainwright.tasks.cli.screens.plan_plot import front_svg, write_front
 from trainwright.tasks.cli.screens.plot_axis import Axis
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 PRICED = MANY | {"prices": {"cpu": "0.1/h"}, "currency": "EUR"}

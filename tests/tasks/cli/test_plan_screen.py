@@ -25,7 +25,9 @@ from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.cli.screens import console, plan_screen
 from trainwright.tasks.cli.screens.quantities import column
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
-from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.documents import parsed
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool, load_pool

@@ -23,7 +23,7 @@ from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import localized
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.connect import open_store

@@ -12,7 +12,7 @@ from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.data.model_reader import ModelReader, schema_of_model
 from trainwright.tasks.data.sources import content_sha256, localized
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import ModelSpec
 

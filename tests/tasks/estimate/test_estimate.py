@@ -25,7 +25,7 @@ from trainwright.tasks.estimate import calibrate as step
 from trainwright.tasks.estimate import link
 from trainwright.tasks.estimate.calibrate import calibrate
 from trainwright.tasks.estimate.pool_estimate import estimate
-from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.spec.pool import Device, Pool, Power
 
 

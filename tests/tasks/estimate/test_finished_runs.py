@@ -34,14 +34,10 @@ from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.extract import extract_model
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.progress import listening
-from trainwright.tasks.runs.artefacts import (
-    Estimate,
-    Manifest,
-    Plan,
-    Result,
-    SplitEvent,
-    split_since,
-)
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_status import Manifest
+from trainwright.tasks.runs.artefacts.training_result import Result, SplitEvent, split_since
 from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.spec.job import Job, load_job
 from trainwright.tasks.storage.connect import open_store

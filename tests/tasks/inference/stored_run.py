@@ -11,7 +11,10 @@ import doors
 from training_case import NO_SPARE, planned
 
 from trainwright.tasks.data import dataset
-from trainwright.tasks.runs.artefacts import Manifest, RunJob, Status, Validation, Vocabulary
+from trainwright.tasks.runs.artefacts.data_schema import Vocabulary
+from trainwright.tasks.runs.artefacts.run_job import RunJob
+from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.store import save_model, seal

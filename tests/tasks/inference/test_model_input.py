@@ -11,7 +11,7 @@ import pytest
 from trainwright.tasks.data.modalities.tokens import tokens
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.model_input import ModelInput, require_columns
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 
 def schema(

@@ -17,7 +17,7 @@ from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.inference import predict, row_source, stored_model
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.storage.connect import open_store
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trainwright.tasks.data.modalities.time_steps import calendar
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 CLASSES = ["class “a”", "b\"'\\", "größe 大小"]
 HISTORY, HORIZON = 12, 5

@@ -12,7 +12,7 @@ from trainwright.estimator.trace import source
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.recommend.source_code import Header, write_source
 from trainwright.tasks.recommend.templates.template import Template
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 HEADER = Header(
     data="4,454 rows, 13 columns, sha256 0a1b2c3d4e5f",

@@ -13,7 +13,7 @@ from trainwright.tasks.recommend.similar_sets.data_figures import (
     figures_of,
     sampled,
 )
-from trainwright.tasks.runs.artefacts import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 DRAW = np.random.default_rng(0)
 

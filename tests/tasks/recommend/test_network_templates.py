@@ -24,7 +24,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import MOST_LINES, Header, write_source
 from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.job import Job
 
 HEADER = Header(

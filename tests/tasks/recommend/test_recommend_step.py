@@ -12,8 +12,9 @@ from small_jobs import table_job
 
 from trainwright.tasks import chain
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import LearningRateSearch, RunJob
-from trainwright.tasks.runs.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.store import load_model
 

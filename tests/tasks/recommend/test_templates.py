@@ -16,7 +16,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import MOST_LINES
 from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.recommend.templates.template import Template
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.job import Job
 
 HOSTILE = [

@@ -13,7 +13,8 @@ import pytest
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import Manifest, Plan, Status
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
 from trainwright.tasks.runs.run import Run, list_runs, open_run, resolve
 from trainwright.tasks.spec.job import Job, load_job
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.runs.artefacts import LearningRateSearch
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.search_lr.learning_rate import (
     LADDERS,
     STEPS,

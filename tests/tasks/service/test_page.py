@@ -27,7 +27,7 @@ from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from small_jobs import write_table
 
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.record import events
 from trainwright.tasks.train.record.journal import StepJournal

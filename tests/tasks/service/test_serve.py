@@ -22,7 +22,7 @@ from serving import JOB, JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks.allocate.preview import plan_job
 from trainwright.tasks.extract import extract_model
-from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.service.auth import token_from
 from trainwright.tasks.service.server import listening
 from trainwright.tasks.spec.job import load_job

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts import RunJob
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.spec.job import Job, load_job
 
 EXAMPLE = """

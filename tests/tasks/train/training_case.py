@@ -17,7 +17,7 @@ import psutil
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.train import TrainRequest

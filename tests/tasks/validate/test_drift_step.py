@@ -14,7 +14,8 @@ from command_line import run
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, DataRejected
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Manifest, Validation
+from trainwright.tasks.runs.artefacts.run_status import Manifest
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import load_job
 from trainwright.tasks.validate.step import validate_data

@@ -16,7 +16,7 @@ from great_expectations.expectations.registry import list_registered_expectation
 from pyarrow import parquet
 
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import Validation
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.check import failure_line, validate
 from trainwright.tasks.validate.duckdb_table import DuckDBTable, can_hold

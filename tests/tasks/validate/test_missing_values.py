@@ -12,7 +12,8 @@ from trainwright.tasks import progress
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import DataRejected
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Validation, Vocabulary
+from trainwright.tasks.runs.artefacts.data_schema import Vocabulary
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import load_job
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from trainwright.tasks.runs.artefacts import DataWarning, Expectation, Validation
-from trainwright.tasks.runs.data_profile import ColumnProfile, Drift
+from trainwright.tasks.runs.artefacts.data_profile import ColumnProfile, Drift
+from trainwright.tasks.runs.artefacts.validation import DataWarning, Expectation, Validation
 from trainwright.tasks.validate.drift.compare_profiles import compare
 from trainwright.tasks.validate.drift.histograms import histogram, picture
 from trainwright.tasks.validate.drift.profile import profile

@@ -18,7 +18,7 @@ from command_line import run
 
 from trainwright.tasks.data.dataset import load
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.runs.artefacts import Expectation, Validation
+from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.validate.check import failure_line, validate

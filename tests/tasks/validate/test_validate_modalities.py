@@ -14,7 +14,8 @@ from PIL import Image
 from trainwright.tasks import progress
 from trainwright.tasks.errors import DataRejected
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Validation, Vocabulary
+from trainwright.tasks.runs.artefacts.data_schema import Vocabulary
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import load_job
 from trainwright.tasks.validate.step import summary, validate_job

@@ -20,7 +20,7 @@ from trainwright.tasks.recommend.source_code import (
     texts_literal,
 )
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _CALENDAR = 4
 """Columns of the calendar, which are the first covariates."""

@@ -17,7 +17,7 @@ from trainwright.tasks.recommend.source_code import (
     text_literal,
 )
 from trainwright.tasks.recommend.templates.template import ModelConfig
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import Task
 
 

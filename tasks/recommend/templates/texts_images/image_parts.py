@@ -12,7 +12,7 @@ from trainwright.tasks.recommend.templates.texts_images.class_parts import (
     for_rows,
     single_input,
 )
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _PIXELS = r'''
 CHANNELS, HEIGHT, WIDTH = $channels, $height, $width

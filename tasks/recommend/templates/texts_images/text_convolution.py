@@ -8,7 +8,7 @@ from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.recommend.templates.texts_images.class_parts import for_rows
 from trainwright.tasks.recommend.templates.texts_images.text_parts import text_source
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _MODEL = r'''
 class Model(nn.Module):

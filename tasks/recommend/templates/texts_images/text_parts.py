@@ -7,7 +7,7 @@ from trainwright.tasks.recommend.templates.texts_images.class_parts import (
     classifier_source,
     single_input,
 )
-from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _TOKENS = r'''
 # Of each text, as many words count

@@ -17,7 +17,7 @@ import pytest
 from training_case import LEARNING_RATE, NO_SPARE, once, pids, ranks, request, rows, when_checkpoint
 
 from trainwright.tasks.errors import BadInput, Interrupted
-from trainwright.tasks.runs.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.search_lr.learning_rate import choose, ladder
 from trainwright.tasks.train import search, train
 from trainwright.tasks.train.checkpoint.files import list_states

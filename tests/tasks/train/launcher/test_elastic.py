@@ -27,7 +27,7 @@ from training_case import (
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.runs.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.train import ramp, train
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import doors
 
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Status
+from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.spec.job import Job
 
 

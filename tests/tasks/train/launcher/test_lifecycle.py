@@ -19,7 +19,7 @@ from training_case import NO_SPARE, ranks, request, rows, scalars, when_checkpoi
 
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainingFailed
-from trainwright.tasks.runs.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.train import ramp, train
 
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]

@@ -13,7 +13,7 @@ from training_case import NO_SPARE, ROWS, planned, request
 from trainwright.estimator.predict.energy import datasheet_power
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.train import train
 
 NO_MEMORY = """

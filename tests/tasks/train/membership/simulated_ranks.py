@@ -12,7 +12,7 @@ from typing import Literal, assert_never
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.train_spec import FaultPolicy
 from trainwright.tasks.train.batch.sampling import split_among
 from trainwright.tasks.train.membership import event, instruction

@@ -15,7 +15,7 @@ from sklearn import metrics as reference
 from training_case import request
 
 from trainwright.tasks.data import dataset
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.spec.metric_names import MOST_IN_MATRIX, better_is, metrics_of
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.rank.validation_metrics import (

@@ -11,7 +11,7 @@ from training_case import NO_SPARE, request, rows
 
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted
-from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train import train
 from trainwright.tasks.train.checkpoint import files

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.runs.artefacts import LearningRateSearch, LearningRateTrial
+from trainwright.tasks.runs.artefacts.learning_rate_search import (
+    LearningRateSearch,
+    LearningRateTrial,
+)
 from trainwright.tasks.search_lr.learning_rate import choose, ladder, with_trials
 from trainwright.tasks.search_lr.plot import plot
 from trainwright.tasks.train.worker.lr_curve import runaway_rate

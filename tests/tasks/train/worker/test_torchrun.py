@@ -18,7 +18,7 @@ from training_case import once, request, rows
 
 from trainwright.tasks.leases.launch_right import resource
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import Status
+from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.train import TrainRequest, train

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainwright.tasks.runs.data_profile import ColumnDrift, DataProfile
+from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, DataProfile
 from trainwright.tasks.validate.drift.compare_profiles import compare
 from trainwright.tasks.validate.drift.profile import profile
 from trainwright.tasks.validate.drift.random_halves import with_noise

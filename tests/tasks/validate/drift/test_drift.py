@@ -11,7 +11,7 @@ from drift_tables import SHARES, drifted, plain, profiled, replaced, table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.runs.data_profile import ColumnProfile, DataProfile
+from trainwright.tasks.runs.artefacts.data_profile import ColumnProfile, DataProfile
 from trainwright.tasks.validate.drift.compare_profiles import compare, drift_line
 from trainwright.tasks.validate.drift.effect_sizes import (
     common_counts,

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from trainwright.tasks.data.row_split import validation_rows
-from trainwright.tasks.runs.artefacts import DataWarning
+from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable
 from trainwright.tasks.validate.warnings.leakage import leakage, sample

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.runs.artefacts import Artefact
+from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.data_spec import Task
 from trainwright.tasks.spec.job import Scalar

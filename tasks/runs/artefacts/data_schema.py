@@ -1,0 +1,62 @@
+"""The data as a model sees it, and vocabulary.json: what its codes stand for."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.value import Value
+from trainwright.tasks.spec.data_spec import Task
+
+
+class Column(Value):
+    """A column of the data that a model gets, or an input made of several of them."""
+
+    name: str
+    kind: Literal["number", "category", "text", "image", "time", "series"]
+    missing: int = Field(default=0, description="rows without a value")
+    vocabulary: int = Field(
+        default=0,
+        description="codes of a category, an upper bound for every split: 0 stands for missing and "
+        "unknown values; 0 for columns without codes",
+    )
+
+
+class DataSchema(Value):
+    """The data as a model sees it. Shapes are of one sample, without the batch dimension."""
+
+    task: Task
+    rows: int
+    train_rows: int
+    validation_rows: int
+    inputs: dict[str, tuple[int, ...]] = Field(
+        description="shape by input; a single input is called `inputs`"
+    )
+    input_dtypes: dict[str, str]
+    target: str
+    target_dtype: str
+    target_shape: tuple[int, ...] = Field(
+        default=(), description="(): one class or number a sample; (24,): 24 numbers"
+    )
+    classes: list[str] | None = Field(
+        default=None, description="labels in the order of their numbers"
+    )
+    dropped: list[str] = Field(
+        default_factory=list, description="columns without any value; the model does not get them"
+    )
+    sha256: str = Field(description="digest of the content; a change of the data changes it")
+    columns: list[Column] = Field(
+        default_factory=list, description="the columns of the inputs, in their order"
+    )
+
+
+class Vocabulary(Artefact):
+    """vocabulary.json: what the codes of a table with categories stand for."""
+
+    FILE: ClassVar[str] = "vocabulary.json"
+    names: dict[str, list[str]] = Field(
+        description="by category column: the values of codes 1, 2, … in the training part; and the "
+        "classes under the target's name"
+    )

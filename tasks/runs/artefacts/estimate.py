@@ -1,0 +1,53 @@
+"""estimate.json: what a step of the model costs on each kind of device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from trainwright.estimator.curves import DeviceCurve, Mode
+from trainwright.estimator.predict.communication import Link
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.spec.pool import Device
+
+
+class Estimate(Artefact):
+    """estimate.json: one curve for each kind of device in the pool."""
+
+    FILE: ClassVar[str] = "estimate.json"
+    mode: Mode
+    curves: list[DeviceCurve]
+    learned_from: int = Field(
+        default=0, description="number of finished runs that corrected the curves; the highest"
+    )
+    gradient_bytes: float = Field(description="bytes that each step's all-reduce carries")
+    calibrations: dict[str, str] = Field(
+        default_factory=dict, description="sha256 of the calibration, by device kind"
+    )
+    local_link: Link | None = Field(
+        default=None,
+        description="measured link between ranks of this machine; None: not needed or not measured",
+    )
+    cycle_s: float = Field(
+        default=0.0,
+        description="interval at which the collectives' library starts sums; 0: at once",
+    )
+
+    def curve(self, device: Device) -> DeviceCurve:
+        """The curve for a device. Raises KeyError if there is none."""
+        found = self.find(device)
+        if found is None:
+            raise KeyError(device.variant)
+        return found
+
+    def find(self, device: Device) -> DeviceCurve | None:
+        """The curve for a device; None if there is none."""
+        kind = device.variant
+        for curve in self.curves:
+            where = (curve.local, curve.host_memory_bytes)
+            if (curve.device_type, curve.cores, curve.speed) == kind[:3] and (
+                curve.local is None or where == kind[3:]
+            ):
+                return curve
+        return None

@@ -1,0 +1,237 @@
+"""plan.json: devices, their shares and what they are predicted to need. Plans of several jobs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from trainwright.estimator.curves import Affine, Interval, Mode
+from trainwright.estimator.predict.energy import PowerDraw
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.value import Value
+from trainwright.tasks.spec.pool import Device
+
+
+class StepShares(Value):
+    """What a device does during a step, as shares of the predicted step time; together 1."""
+
+    compute: float
+    wait: float = Field(description="for slower devices")
+    communicate: float = Field(description="for sums over devices, after the slowest has computed")
+
+
+class PlannedDevice(Device):
+    """A device of the plan, with its share of each step."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    batch_size: int
+    most_batch_size: int | None = Field(
+        default=None,
+        description="samples that its memory can hold, beside the other ranks; None: not known",
+    )
+    step_time_s: Interval = Field(description="its own work, without waiting for other ranks")
+    loop_s: float | None = Field(
+        default=None,
+        description="the part of the step time that training adds to the model's own step; "
+        "None: not included",
+    )
+    peak_memory_bytes: float
+    memory_bytes: Affine | None = Field(
+        default=None, description="the rank's memory as a function of its batch size, if known"
+    )
+    power: PowerDraw | None = Field(default=None, description="power that the prediction assumes")
+    mode: Mode | None = Field(default=None, description="the prediction's mode")
+    step_shares: StepShares | None = None
+    price_per_hour: float | None = Field(
+        default=None, description="in the pool's currency; None: not known"
+    )
+    available: str | None = Field(
+        default=None, description="its host's daily window, UTC; None: always"
+    )
+
+    def largest_batch(self, limit_bytes: float) -> int | None:
+        """The largest batch within a memory limit; None without a rising memory curve."""
+        line = self.memory_bytes
+        if line is None or line.per_sample <= 0:
+            return None
+        return max(0, int((limit_bytes - line.fixed) // line.per_sample))
+
+
+class Prediction(Value):
+    """What a plan is predicted to need."""
+
+    step_time_s: Interval
+    duration_s: Interval
+    energy_j: Interval | None
+    cost: Interval | None
+    rent: Interval | None = Field(default=None, description="the part of cost for the devices")
+    energy_cost: Interval | None = Field(default=None, description="the part of cost for energy")
+
+
+class NotExceeded(Value):
+    """Upper bounds at the job's confidence; the deadline and budget apply to these."""
+
+    confidence: float
+    duration_s: float
+    cost: float | None = Field(description="in the pool's currency")
+
+
+class Alternative(Value):
+    """A configuration that was not chosen, with the reason."""
+
+    devices: dict[str, int] = Field(description="number of devices by kind")
+    global_batch_size: int
+    accumulation: int = 1
+    predicted: Prediction | None = None
+    feasible: bool
+    reason: str
+
+
+class FrontPoint(Value):
+    """A Pareto-optimal configuration: none is better in time, energy and cost together."""
+
+    time: float = Field(description="median duration, s")
+    energy: float | None = Field(description="J")
+    cost: float | None = Field(description="in the pool's currency")
+    devices: dict[str, int] = Field(description="number of devices by kind")
+    global_batch_size: int
+    accumulation: int = 1
+    feasible: bool = Field(description="within the job's limits at its confidence")
+    chosen: bool = Field(default=False, description="the plan itself")
+
+
+class SearchedChoices(Value):
+    """The choices that a plan was compared with: all combinations of these, within the limits.
+
+    For each, the global batch is divided among the devices in whole samples.
+    """
+
+    devices: int = Field(description="devices that the job may use")
+    device_sets: int | None = Field(
+        description="choices of devices; devices that do not differ, apart from their names, count "
+        "as one; None: more than 10^15"
+    )
+    global_batch_sizes: list[int]
+    most_micro_batches: int = Field(
+        description="per step, at the plan's global batch; more would be slower"
+    )
+    layouts: list[str] = Field(description="ways to divide a step among devices")
+    without_price: dict[str, int] = Field(
+        default_factory=dict,
+        description="devices by kind that were left out, as the plan's cost matters and the pool "
+        "has no price for them",
+    )
+
+
+class HeldDevice(Value):
+    """A device that another run holds."""
+
+    id: str
+    holder: str
+    run: str
+    until: str = Field(description="end of the lease unless it is renewed, ISO 8601, UTC")
+
+
+_HELD: Any = Field(
+    default=None,
+    description="devices of the pool that were held when the plan was made; the plan assumes that "
+    "they are free; None: not checked",
+)
+
+
+class Plan(Artefact):
+    """plan.json. Objectives are compared by medians; limits hold at the job's confidence."""
+
+    FILE: ClassVar[str] = "plan.json"
+    feasible: bool
+    objective: Literal["energy", "cost", "time"]
+    devices: list[PlannedDevice]
+    global_batch_size: int
+    steps_per_epoch: int
+    epochs: int
+    strategy: dict[str, Any]
+    predicted: Prediction | None
+    not_exceeded: NotExceeded | None = Field(
+        default=None, description="the values to which the limits apply"
+    )
+    deadline_s: float | None
+    budget: float | None = Field(default=None, description="in the pool's currency")
+    binding: str | None = Field(default=None, description="if infeasible: the limit that binds")
+    nearest: dict[str, float] = Field(
+        default_factory=dict, description="if infeasible: the nearest feasible deadline_s, budget"
+    )
+    alternatives: list[Alternative] = Field(default_factory=list)
+    front: list[FrontPoint] = Field(
+        default_factory=list,
+        description="Pareto front of time, energy and cost at this global batch, fastest first",
+    )
+    batches: list[FrontPoint] = Field(
+        default_factory=list,
+        description="the best configuration of each global batch that was considered",
+    )
+    accumulation: int = Field(default=1, description="micro-batches per step of every rank")
+    batch_rule: str | None = Field(default=None, description="why this global batch was chosen")
+    search: Literal["exact", "bounded", "greedy"] = Field(
+        default="exact",
+        description="exact: none of the choices in `searched` at this global batch is better; "
+        "bounded: none is better by more than `gap`",
+    )
+    gap: float = Field(
+        default=0.0, description="upper bound on how much better another can be, relative"
+    )
+    searched: SearchedChoices | None = None
+    currency: str | None = Field(default=None, description="of prices, cost and budget")
+    window_s: float | None = Field(
+        default=None,
+        description="time left in the daily windows of all its hosts when it was made; None: "
+        "unlimited",
+    )
+    held: list[HeldDevice] | None = _HELD
+    solve_time_s: float = Field(
+        description="time until the plan was found, without alternatives and front"
+    )
+
+    @property
+    def resources(self) -> list[str]:
+        """The ledger's names of the plan's devices."""
+        return [device.resource for device in self.devices]
+
+
+class ScheduledJob(Value):
+    """A job of a joint plan."""
+
+    job: str
+    starts_s: float = Field(description="after now")
+    ends_s: float = Field(description="after now, not exceeded at the job's confidence")
+    deadline_s: float | None
+    slips: bool = Field(description="whether it misses its deadline in this plan")
+    devices: list[PlannedDevice]
+    global_batch_size: int
+    accumulation: int = Field(default=1, description="micro-batches per step of every rank")
+    predicted: Prediction
+
+
+class JointPlan(Value):
+    """Several jobs on one pool: when each runs, and on which devices."""
+
+    feasible: bool = Field(description="whether every job meets its deadline")
+    objective: Literal["energy"] = "energy"
+    jobs: list[ScheduledJob] = Field(description="in order of start")
+    energy_j: float = Field(description="median, all jobs together")
+    slips: list[str] = Field(default_factory=list, description="jobs that miss their deadline")
+    late_alone: dict[str, str] = Field(
+        default_factory=dict,
+        description="those that would miss it even with all devices to themselves, with reasons",
+    )
+    held: list[HeldDevice] | None = _HELD
+    search: Literal["exact", "bounded"] = Field(
+        description="exact: all choices of devices and all orders were considered; bounded: not "
+        "all. Does not apply to the delays of late jobs, which are found in steps"
+    )
+    gap: float | None = Field(
+        default=0.0,
+        description="bounded: upper bound on the share of energy that another plan can save; None "
+        "if not all choices of devices were considered",
+    )
+    solve_time_s: float

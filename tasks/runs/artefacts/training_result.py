@@ -1,0 +1,150 @@
+"""result.json: what a training reached and used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from trainwright.estimator.curves import Interval
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.artefacts.plan import Prediction
+from trainwright.tasks.runs.artefacts.run_status import RunState
+from trainwright.tasks.runs.value import Value
+
+
+class SplitEvent(Value):
+    """The split from `step` on, and why it was recorded.
+
+    The split changed, the global batch (its sum) changed, or other processes took over the same
+    split.
+    """
+
+    step: int
+    batch_sizes: list[int] = Field(description="by rank")
+    reason: str
+
+
+def split_since(events: Sequence[SplitEvent], planned: list[int]) -> int:
+    """The step at which the final split began."""
+    since, split = 0, planned
+    for event in events:
+        if event.batch_sizes != split:
+            since, split = event.step, event.batch_sizes
+    return since
+
+
+class DeviceResult(Value):
+    """What one device did."""
+
+    id: str
+    type: str
+    rank: int
+    batch_size: int = Field(description="at the end")
+    samples: int
+    step_time_s: Interval | None = Field(
+        description="median, 5th and 95th percentile of its own work, measured"
+    )
+    wait_s: float = Field(description="time spent waiting for slower ranks")
+    communication_s: float | None = Field(
+        default=None,
+        description="other time spent in sums over ranks; None: part of wait_s (earlier version)",
+    )
+    peak_memory_bytes: float
+    cpu_s: float = Field(description="CPU time of its processes since the run started or resumed")
+    share: str = Field(description="how its share of the CPU was enforced")
+
+
+class Measured(Value):
+    """The measured values that correspond to Prediction."""
+
+    step_time_s: Interval | None
+    duration_s: float
+    peak_memory_bytes: float
+    energy_j: float | None
+    energy_source: str | None
+    cost: float | None
+
+
+class Confusion(Value):
+    """Validation rows of one class that were predicted as another."""
+
+    actual: str
+    predicted: str
+    rows: int
+
+
+class ClassMetrics(Value):
+    """A classification's validation by class; lists are in the order of `names`."""
+
+    names: list[str]
+    rows: list[int] = Field(description="validation rows of the class")
+    precision: list[float]
+    recall: list[float]
+    f1: list[float]
+    confusion: list[list[int]] = Field(
+        description="rows by true class, then by predicted class; empty for more than 30 classes"
+    )
+    confused: list[Confusion] = Field(
+        default_factory=list, description="the 20 most frequent confusions, most rows first"
+    )
+    auc_error: float | None = Field(
+        default=None, description="greatest error of the metric `auc`, which is made from bins"
+    )
+
+
+class EarlyStop(Value):
+    """Why a training ended before its last epoch."""
+
+    epochs: int = Field(description="trained epochs")
+    metric: str = Field(description="the validation metric that did not improve")
+    best: float | None
+    best_epoch: int = Field(description="the epoch, from 1, after which it was the best")
+    reason: str
+
+
+class Checkpoint(Value):
+    """A checkpoint of the run folder."""
+
+    path: str
+    step: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    best: bool = False
+
+
+class Result(Artefact):
+    """result.json"""
+
+    FILE: ClassVar[str] = "result.json"
+    state: RunState
+    metrics: dict[str, float] = Field(
+        description="validation of the model that the step `store` stores"
+    )
+    model_step: int | None = Field(
+        default=None,
+        description="the checkpoint of that model, the best or the last; None: metrics are the "
+        "last ones (earlier version)",
+    )
+    by_class: ClassMetrics | None = Field(
+        default=None, description="figures by class of that validation, up to 100 classes"
+    )
+    early_stopped: EarlyStop | None = Field(
+        default=None, description="if `train.early_stopping` ended the training"
+    )
+    target_reached: bool | None
+    predicted: Prediction | None
+    measured: Measured
+    devices: list[DeviceResult]
+    split_events: list[SplitEvent]
+    checkpoints: list[Checkpoint]
+    learning_rate: float
+    global_batch_size: int = Field(description="as planned; may have grown (see split_events)")
+    steps: int
+    epochs: int
+    noise_scale: float | None = Field(
+        default=None, description="gradient noise scale at the end, in samples; None: not measured"
+    )
+    resumed_from_step: int | None
+    backend: str
+    versions: dict[str, str]

@@ -1,0 +1,67 @@
+"""validation.json: whether the data meets the expectations, its schema and its profile."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.artefacts.data_profile import DataProfile, Drift
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.value import Value
+
+REJECTION = "rejection.html"
+"""The page of a run whose data was rejected."""
+
+
+class Expectation(Value):
+    """One expectation and whether the data meets it."""
+
+    expectation: str
+    column: str | None = None
+    expected: dict[str, Any] = Field(default_factory=dict)
+    success: bool
+    observed: Any = None
+    unexpected_count: int | None = None
+    sample_rows: list[dict[str, Any]] = Field(
+        default_factory=list, description="failing rows, with their index"
+    )
+
+
+class DataWarning(Value):
+    """Something in the data that may be a mistake; it never rejects the data."""
+
+    kind: Literal["leakage", "duplicates", "label_noise"]
+    column: str | None = None
+    message: str
+    rows: list[int] = Field(default_factory=list, description="the first row numbers")
+
+
+class Validation(Artefact):
+    """validation.json"""
+
+    FILE: ClassVar[str] = "validation.json"
+    success: bool
+    suite_source: Literal["given", "kept", "inferred", "none"] = Field(
+        description="none: the model's source reads the data, and nothing is checked"
+    )
+    suite: list[dict[str, Any]] = Field(
+        description="the expectations, in Great Expectations' format"
+    )
+    expectations: list[Expectation]
+    data: DataSchema | None = Field(
+        default=None, description="None if no arrays can be made of the data"
+    )
+    checked_rows: int
+    great_expectations: dict[str, Any] = Field(description="Great Expectations' own result")
+    profile: DataProfile | None = Field(
+        default=None, description="of the columns, for comparison with later data"
+    )
+    drift: Drift | None = Field(
+        default=None, description="comparison with an earlier run's data; None: not compared"
+    )
+    warnings: list[DataWarning] = Field(
+        default_factory=list,
+        description="leakage, duplicates across the split, candidates for wrong labels",
+    )
