@@ -33,6 +33,7 @@ DECLARED: dict[str, set[str]] = {
     "store": {"estimate.finished_runs", "train.checkpoint.fence", "train.checkpoint.files"},
     "promote": {"store"},
     "inference": {"store"},
+    "export": set(),
     "analyze": {"search_lr.plot", "store", "validate.rejection_page"},
 }
 

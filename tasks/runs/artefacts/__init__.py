@@ -11,6 +11,7 @@
     train -> `training_result`
     store -> `Manifest`, in `run_status`
     analyze -> `report_figures`
+    export -> `export_report`
 
 Every `artefact` has a `schema_version` and ignores unknown fields, so that each version reads the
 files of the version before and after it. Names contain units.

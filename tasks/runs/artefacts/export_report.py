@@ -1,0 +1,113 @@
+"""export/<kind>/report.json: what an export wrote, and how it compares with the trained model."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.value import Value
+from trainwright.tasks.spec.export_spec import ExportKind
+
+EXPORT_FOLDER = "export/"
+"""The folder of a run's exports, one folder for each kind."""
+
+
+class Exports(Artefact):
+    """export/exports.json: which kinds the step `export` made, as the job asks."""
+
+    FILE: ClassVar[str] = f"{EXPORT_FOLDER}exports.json"
+    kinds: list[ExportKind]
+
+
+class MetricPair(Value):
+    """One metric on the run's validation rows."""
+
+    trained: float = Field(description="of the trained model")
+    exported: float = Field(description="of the exported one")
+
+
+class SizePair(Value):
+    """Sizes of two files, in bytes."""
+
+    float: int = Field(description="of the float ONNX model")
+    exported: int
+
+
+class CallTime(Value):
+    """Seconds of one call, over interleaved rounds."""
+
+    median: float
+    low: float = Field(description="5th percentile")
+    high: float = Field(description="95th percentile")
+
+
+class LatencyPair(Value):
+    """Latencies of two models, measured in turn in one process with one thread."""
+
+    batch_size: int
+    rounds: int
+    float: CallTime = Field(description="of the float ONNX model; for `onnx`: of torch")
+    exported: CallTime
+
+
+class ExportInput(Value):
+    """An input or output of an ONNX model. A dimension that may vary has a name."""
+
+    name: str
+    dtype: str
+    shape: list[int | str]
+
+
+class CircuitCells(Value):
+    """What a circuit takes of one kind of FPGA, predicted and after synthesis."""
+
+    family: str = Field(description="such as ice40 or ecp5")
+    style: Literal["pipelined", "sequential"]
+    predicted: int | None = Field(default=None, description="cells before synthesis")
+    cells: dict[str, int] = Field(description="cells by kind, such as LUT4")
+    fmax_mhz: float | None = Field(default=None, description="clock after routing")
+
+
+class ExportReport(Artefact):
+    """report.json of an export."""
+
+    FILE: ClassVar[str] = "report.json"
+    kind: ExportKind
+    run: str
+    data_sha256: str = Field(description="fingerprint of the data")
+    files: list[str] = Field(description="in the export's folder")
+    metric: str
+    metrics: MetricPair
+    agreement: float = Field(
+        description="share of validation rows with the same decision: the same class, or numbers "
+        "that differ by at most the tolerance of `onnx`"
+    )
+    max_error: float = Field(
+        description="greatest difference of an output from the trained model's, relative to the "
+        "output's largest value in its row's column"
+    )
+    rows: int = Field(description="validation rows that were compared")
+    tolerance: float | None = Field(
+        default=None, description="how much worse the metric may be: see the job's `export`"
+    )
+    inputs: list[ExportInput] = Field(default_factory=list)
+    outputs: list[ExportInput] = Field(default_factory=list)
+    opset: int | None = Field(default=None, description="ONNX: version of the operators")
+    size_bytes: SizePair | None = None
+    latency_s: LatencyPair | None = None
+    kept_float: list[str] = Field(
+        default_factory=list, description="onnx-int8: nodes that are not quantised"
+    )
+    notes: list[str] = Field(default_factory=list)
+    vectors: int | None = Field(default=None, description="rtl: simulated input vectors")
+    mismatches: int | None = Field(
+        default=None, description="rtl: outputs that differ from the integer model"
+    )
+    cells: list[CircuitCells] = Field(default_factory=list)
+    fmax_mhz: dict[str, float] = Field(default_factory=dict, description="rtl: by FPGA family")
+    latency_cycles: dict[str, int] = Field(default_factory=dict, description="rtl: by style")
+    energy_j: float | None = Field(default=None, description="rtl: of one inference, estimated")
+    energy_source: str | None = None
+    tools: dict[str, str] = Field(default_factory=dict, description="versions by name")
