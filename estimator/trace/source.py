@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class ModelDefinition:
     """The functions of a model's source.
 
     loss(outputs, targets)
-        None if the job's task determines the loss.
+        None if the job's task determines the loss. Training passes the job's label smoothing to a
+        parameter `label_smoothing`; validation passes none, so its default is to be 0.
     adapt(model, inputs, targets, names)
         Sets buffers and initial parameters from up to 16,384 training rows, without gradients.
         `names`: for each category column its values in the order of their codes, which begin at 1,
@@ -206,21 +208,27 @@ def loss_function(
 ) -> Callable[[Any, Any], torch.Tensor]:
     """The source's loss, or the task's: cross-entropy for classes, squared error for numbers.
 
-    Raises BadInput for a smoothing of labels unless the loss is the task's cross-entropy.
+    With the job's `label_smoothing` it is the loss of training, without it that of validation.
+    Raises BadInput for a smoothing if the task has no classes, or if the source's own loss has no
+    parameter of that name.
     """
     import torch
 
-    if label_smoothing and (definition.loss is not None or not task.endswith("classification")):
-        why = "the model's source has its own loss" if definition.loss else f"{task} has no classes"
-        raise BadInput(f"train.label_smoothing: got {label_smoothing:g}; allowed: 0, as {why}")
-    if definition.loss is not None:
-        return definition.loss
-    if task.endswith("classification"):
+    own = definition.loss
+    if label_smoothing and not task.endswith("classification"):
+        raise BadInput(
+            f"train.label_smoothing: got {label_smoothing:g}; allowed: 0, as {task} has no classes"
+        )
+    if label_smoothing and own is not None and not _smooths(own):
+        raise BadInput(
+            f"train.label_smoothing: got {label_smoothing:g}; allowed: 0, as the loss of the "
+            "model's source has no parameter label_smoothing"
+        )
+    if own is not None or task.endswith("classification"):
+        plain = torch.nn.functional.cross_entropy if own is None else own
         if label_smoothing:
-            return functools.partial(
-                torch.nn.functional.cross_entropy, label_smoothing=label_smoothing
-            )
-        return torch.nn.functional.cross_entropy
+            return functools.partial(plain, label_smoothing=label_smoothing)
+        return plain
     if task in ("tabular-regression", "forecasting"):
         return lambda outputs, targets: torch.nn.functional.mse_loss(
             outputs.reshape(targets.shape), targets
@@ -228,3 +236,11 @@ def loss_function(
     raise BadInput(
         "model.source: a custom task needs a function loss(outputs, targets) in the model's source"
     )
+
+
+def _smooths(loss: Callable[..., Any]) -> bool:
+    """Whether a loss has a parameter `label_smoothing`."""
+    try:
+        return "label_smoothing" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # a callable without a signature
+        return False

@@ -142,6 +142,9 @@ class StructureRequest(Document):
     accumulation: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(
         default=1, description="micro-batches in a step"
     )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="as `train.label_smoothing` of a job"
+    )
     spec: SentSpec | None = Field(
         default=None, description="the shape of a sample, for a model without example_batch"
     )

@@ -169,6 +169,7 @@ class Service:
                 model=request.model,
                 optimizer=request.train.optimizer,
                 precision=request.train.precision,
+                label_smoothing=request.train.label_smoothing,
                 spec=SentSpec.model_validate(batch_spec(schema).model_dump()),
             )
             structure = Structure.model_validate_json(await self._structure(traced, slot=False))

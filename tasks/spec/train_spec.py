@@ -160,8 +160,9 @@ class TrainSpec(Document):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of each label that is spread over all classes while training; for the "
-        "task's own cross-entropy only; validation's loss is without it",
+        description="share of each label that is spread over all classes while training; "
+        "validation's loss is without it. The model source's own loss needs a parameter of this "
+        "name",
     )
     early_stopping: EarlyStopping | None = Field(
         default=None,

@@ -89,15 +89,28 @@ def test_modules_beside_the_source_and_its_own_batch_and_loss_are_used(tmp_path:
     assert "aten.abs" in structure.operations
 
 
-def test_label_smoothing_needs_the_tasks_own_cross_entropy(tmp_path: Path) -> None:
-    own = GOOD + "def loss(outputs, targets): return outputs.sum()\n"
-    assert _refusal(tmp_path, own, label_smoothing=0.1) == (
-        "train.label_smoothing: got 0.1; allowed: 0, as the model's source has its own loss"
+@pytest.mark.parametrize(
+    "loss", ["def loss(outputs, targets): return outputs.sum()\n", "loss = type('Odd', (), {})\n"]
+)
+def test_a_loss_without_the_parameter_refuses_label_smoothing(tmp_path: Path, loss: str) -> None:
+    assert _refusal(tmp_path, GOOD + loss, label_smoothing=0.1) == (
+        "train.label_smoothing: got 0.1; allowed: 0, as the loss of the model's source has no "
+        "parameter label_smoothing"
     )
+
+
+def test_label_smoothing_is_for_classes(tmp_path: Path) -> None:
     numbers = IMAGES.model_copy(update={"task": "tabular-regression", "classes": None})
     says = _refusal(tmp_path, GOOD, {"classes": 1}, label_smoothing=0.1, batch_spec=numbers)
     assert says.endswith("allowed: 0, as tabular-regression has no classes")
     assert _extract(tmp_path, GOOD, label_smoothing=0.1).parameters > 0
+    own = """
+def loss(outputs, targets, label_smoothing=0.0):
+    return outputs.abs().mean() if label_smoothing else outputs.mean()
+"""
+    smoothed = _extract(tmp_path, GOOD + own, label_smoothing=0.1)
+    assert "aten.abs" in smoothed.operations
+    assert "aten.abs" not in _extract(tmp_path, GOOD + own).operations
 
 
 def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

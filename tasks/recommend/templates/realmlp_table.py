@@ -82,15 +82,6 @@ class Model(nn.Module):
 def build_model(width: int = $width, layers: int = $layers, dropout: float = $dropout) -> Model:
     """A model without knowledge of the data; `adapt` gives it that."""
     return Model(width, layers, dropout)
-
-
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the batch."""
-    #? classes
-    return functional.cross_entropy(outputs, targets, label_smoothing=$smoothing)
-    #? !classes
-    return functional.mse_loss(outputs, targets)
-    #?
 '''
 
 
@@ -101,7 +92,6 @@ def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
         "function": "selu" if columns.classes else "mish",
         "size": "16 * len(NUMBERS)" if not columns.gaps else "16 * (len(NUMBERS) + len(GAPS))",
         "sizes": str(4 * numbers + sum(min(8, count - 1) for count in columns.codes)),
-        "smoothing": "0.1" if len(columns.classes or []) > 2 else "0.0",
         **{name: repr(value) for name, value in config.items()},
     }
     return table_source(
@@ -121,6 +111,7 @@ def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
         "train.schedule": "flat-cosine",
         "train.global_batch_size": 256,
         "train.epochs": epochs(schema, 4_000_000, most=256),
+        **({"train.label_smoothing": 0.1} if len(schema.classes or []) > 2 else {}),
     }
 
 

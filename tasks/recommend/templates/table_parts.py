@@ -77,16 +77,17 @@ def table_source(
     model: str,
     header: Header,
     *,
+    loss: str | None = None,
     start: str = "",
     facts: Mapping[str, bool] = MappingProxyType({}),
     values: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The source of a model for a table. `kind`: words for its first line, such as `Linear model`.
 
-    `model` is code as in `source_code.finished`: `class Model`, `build_model` and `loss`. A Model
-    has the attribute `table`, a Table, and returns logits, (rows, classes), or numbers in the
-    target's unit, (rows,). `start`: a call that sets the initial state of `model` from `inputs` and
-    `targets`, if it needs one.
+    `model` is code as in `source_code.finished`: `class Model` and `build_model`. A Model has the
+    attribute `table`, a Table, and returns logits, (rows, classes), or numbers in the target's
+    unit, (rows,). `loss`: its function `loss`, if not that for such outputs. `start`: a call that
+    sets the initial state of `model` from `inputs` and `targets`, if it needs one.
     """
     classes = columns.classes
     shared = {
@@ -115,7 +116,7 @@ def table_source(
     )
     uses_json = classes is not None or "json.loads" in literals
     return finished(
-        f"{_START}\n\n{model.strip()}\n\n\n{_END.strip()}",
+        f"{_START}\n\n{model.strip()}\n\n\n{(loss or _LOSS).strip()}\n\n\n{_END.strip()}",
         {
             **columns.facts,
             "json": uses_json,
@@ -240,6 +241,17 @@ class Table(nn.Module):
         #?
 '''
 
+_LOSS = '''
+#? classes
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The mean over the batch. Only training smooths labels, by the job's `label_smoothing`."""
+    return functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+#? !classes
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the batch."""
+    return functional.mse_loss(outputs, targets)
+#?
+'''
 _END = r'''
 def example_batch(batch_size: int) -> tuple[Inputs, Tensor]:
     """Random inputs and targets."""

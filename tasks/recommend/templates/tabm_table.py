@@ -78,16 +78,22 @@ class Model(nn.Module):
 def build_model(members: int = $members, width: int = $width, layers: int = $layers) -> Model:
     """A model without knowledge of the data; `adapt` gives it that."""
     return Model(members, width, layers)
+'''
 
-
+_LOSS = '''
+#? classes
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The mean over the batch. Only training smooths labels, by the job's `label_smoothing`."""
+    mean = functional.nll_loss(outputs, targets)
+    if label_smoothing:
+        mean = (1 - label_smoothing) * mean - label_smoothing * outputs.mean()
+    return mean
+#? !classes
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean over the batch, and over the members while training."""
-    #? classes
-    return functional.nll_loss(outputs, targets)
-    #? !classes
     wanted = targets[:, None].expand_as(outputs) if outputs.ndim > 1 else targets
     return functional.mse_loss(outputs, wanted)
-    #?
+#?
 '''
 
 
@@ -99,7 +105,9 @@ def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
         **{name: repr(value) for name, value in config.items()},
     }
     math = bool(columns.numbers or columns.classes)
-    return table_source(columns, "TabM", _MODEL, header, facts={"math": math}, values=values)
+    return table_source(
+        columns, "TabM", _MODEL, header, loss=_LOSS, facts={"math": math}, values=values
+    )
 
 
 def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def _offers(request: dict[str, Any]) -> list[dict[str, Any]]:
             "model": {"source": model.entry, "files": files},
             "optimizer": train.optimizer.model_dump(mode="json"),
             "precision": train.precision,
+            "label_smoothing": train.label_smoothing,
             "spec": spec,
         }
         found.append({"name": one.name, "request": traced})

@@ -87,4 +87,5 @@ def _request(folder: Path, entry: str, what: StructureRequest) -> dict[str, obje
         optimizer=what.optimizer,
         precision=what.precision,
         accumulation=what.accumulation,
+        label_smoothing=what.label_smoothing,
     )

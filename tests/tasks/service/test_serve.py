@@ -64,6 +64,26 @@ def test_the_structure_equals_the_command_lines(structure: Any) -> None:
     assert structure == same.model_dump(mode="json")
 
 
+def test_a_structure_with_label_smoothing_is_that_of_a_job_with_it(
+    address: str, structure: Any
+) -> None:
+    request = {"model": model(CNN, width=8), "spec": SPEC, "label_smoothing": 0.1}
+    with client(address) as run:
+        smoothed = run.post("/structures", json=request).json()
+        says = _refusal(
+            run.post("/structures", json=request | {"label_smoothing": 1}), 422, "bad_input"
+        )
+    assert says == "request: label_smoothing: got 1; allowed: less than 1"
+    same = extract_model(
+        {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
+        doors.settings(),
+        spec=BatchSpec.model_validate(SPEC),
+        label_smoothing=0.1,
+    )
+    assert smoothed == same.model_dump(mode="json")
+    assert smoothed["operations"] != structure["operations"]
+
+
 def test_an_estimate_from_a_structure_equals_the_command_lines(
     address: str, structure: Any, tmp_path: Path
 ) -> None:

@@ -47,9 +47,8 @@ def classifier_source(
     `code` is as in `source_code.finished`: constants, and `class Model` with the buffer
     `class_names`, the method `encode(values)`, which makes an input from raw values, and
     `start(inputs, targets)`, which sets the initial state from training rows; `build_model`; and
-    `random_inputs(batch_size)`. `values` must have `column`, the column of raw values,
-    `raw`, words for what they are, `sample`, code for one of them, and `smoothing`, the label
-    smoothing. `words`: whether the input is text.
+    `random_inputs(batch_size)`. `values` must have `column`, the column of raw values, `raw`, words
+    for what they are, and `sample`, code for one of them. `words`: whether the input is text.
     """
     classes = schema.classes or []
     shared = {
@@ -106,9 +105,9 @@ CLASSES, CLASS_BYTES = $classes, $class_bytes
 """
 
 _END = r'''
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the batch."""
-    return functional.cross_entropy(outputs, targets$smoothing)
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The mean over the batch. Only training smooths labels, by the job's `label_smoothing`."""
+    return functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
 
 
 def example_batch(batch_size: int) -> tuple[Tensor, Tensor]:

@@ -108,6 +108,7 @@ def image_template(
             "train.schedule": "cosine",
             "train.global_batch_size": for_rows(schema.train_rows, 64, 512),
             "train.epochs": 20,
+            "train.label_smoothing": 0.1,
         }
 
     return Template(name, ("image-classification",), sizes, source, recipe)
@@ -122,7 +123,6 @@ def _source(schema: DataSchema, kind: str, model: str, header: Header, config: M
         "channels": str(channels),
         "height": str(height),
         "width": str(width),
-        "smoothing": ", label_smoothing=0.1",
         "channels_of_stem": str(config["width"]),
         "depth": str(config["depth"]),
     }

@@ -87,7 +87,7 @@ def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
     bits = whole_number(config, "bits")
     while bits > 12 and 2**bits * len(schema.classes or []) > _MOST_WEIGHTS:
         bits -= 1
-    values = {"bits": str(bits), "grams": str(config["grams"]), "smoothing": ""}
+    values = {"bits": str(bits), "grams": str(config["grams"])}
     return text_source(schema, "Bag of n-grams", _MODEL, header, values)
 
 

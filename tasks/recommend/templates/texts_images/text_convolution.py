@@ -60,9 +60,7 @@ def build_model(bits: int = $bits, width: int = $width, depth: int = $depth) -> 
 
 def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
     values = {name: str(value) for name, value in config.items()}
-    return text_source(
-        schema, "Convolutions over words", _MODEL, header, {**values, "smoothing": ""}
-    )
+    return text_source(schema, "Convolutions over words", _MODEL, header, values)
 
 
 def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:

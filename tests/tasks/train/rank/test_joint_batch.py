@@ -36,6 +36,11 @@ PAIRS = {
     for place, (split, way) in enumerate(itertools.product(SPLITS, WAYS))
 }
 """Each split in each way, by either library and precision in turn; the benchmark has all cases."""
+OWN_LOSS = """
+
+def loss(outputs, targets, label_smoothing=0.0):
+    return torch.nn.functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+"""
 
 
 @pytest.mark.parametrize(
@@ -80,8 +85,11 @@ def test_metrics_are_means_over_all_rows_for_any_split(tmp_path: Path) -> None:
         assert (own["epoch"], own["accuracy"]) == (one["epoch"], one["accuracy"])
 
 
-def test_labels_are_smoothed_in_training_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", ["", OWN_LOSS], ids=["the task's loss", "the source's loss"])
+def test_labels_are_smoothed_in_training_only(tmp_path: Path, loss: str) -> None:
     asked = joint(tmp_path, "torch", "3:1", "smoothed", "fp64")
+    with (tmp_path / "source" / "net.py").open("a") as source:
+        source.write(loss)
     train(asked)
     expected: list[dict[str, float]] = []
     assert (
