@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import network_case as case
+import numpy as np
 import pytest
 import torch
 from doc_pages import ROOT
@@ -89,6 +90,14 @@ def _rows(data: DataSchema) -> tuple[Any, torch.Tensor]:
     if data.task == "text-classification":
         return torch.randint(2**20, (64, *shape)) * (torch.arange(shape[0]) < 6), targets
     return torch.rand(64, *shape), targets
+
+
+def _learn_the_calendar(model: Any) -> None:
+    """Give random effects to the covariates of a model for series, which has none at first."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.effects.parameters():
+            parameter.normal_()
 
 
 def _names(data: DataSchema) -> dict[str, list[str]]:
@@ -333,8 +342,33 @@ def test_time_stamps_of_the_horizon_may_be_left_out(
     data = rows.schema()
     made = _generated(template, data, tmp_path)
     model = _adapted(made, data)
+    _learn_the_calendar(model)
     found = _predict(made, model, rows.table(HISTORY, future=0))
     assert found == _predict(made, model, rows.table(HISTORY))
+
+
+@pytest.mark.parametrize("months", [0, 1, 2, 3, 12])
+@pytest.mark.parametrize("start", ["2019-01-01", "2023-08-31", "2024-02-29T12:30", "2023-11-15"])
+@pytest.mark.parametrize("days", [1, 7, 30])
+def test_time_stamps_that_are_left_out_keep_the_step_of_the_calendar(
+    tmp_path: Path, months: int, start: str, days: int
+) -> None:
+    data = Series().schema()
+    made = _generated(templates()["dlinear"], data, tmp_path)
+    model = _adapted(made, data)
+    _learn_the_calendar(model)
+    first = np.datetime64(start, "us")
+    steps = np.arange(HISTORY + HORIZON)
+    if months:  # from the beginning of a month, or back from its end
+        month, at_end = first.astype("datetime64[M]"), start in ("2023-08-31", "2024-02-29T12:30")
+        whole = (month + months * steps + int(at_end)).astype("datetime64[us]")
+        stamps = whole - (month + int(at_end)).astype("datetime64[us]") + first
+    else:
+        stamps = first + steps * np.timedelta64(days, "D")
+    at = [str(one) for one in stamps]
+    sold = [float(one % 7) for one in range(HISTORY)]
+    found = _predict(made, model, {"at": at[:HISTORY], "sold": sold})
+    assert found == _predict(made, model, {"at": at, "sold": [*sold, *[None] * HORIZON]})
 
 
 @forecasters

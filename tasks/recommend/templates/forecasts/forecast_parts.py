@@ -222,7 +222,7 @@ class Model(nn.Module):
         #? !quantiles
         """(rows, HORIZON), or with an axis of quantiles if asked for."""
         #?
-        columns = inputs["covariates"]
+        columns, history = inputs["covariates"], inputs["history"]
         turns = 2 * math.pi * columns[..., :4]
         parts = [((columns - self.centre) * self.scale).clamp(-5, 5), turns.sin(), turns.cos()]
         parts += [(2 * turns).sin(), (2 * turns).cos()]
@@ -230,13 +230,11 @@ class Model(nn.Module):
         parts.append(self.series(inputs["series"]).unsqueeze(1).expand(-1, columns.shape[1], -1))
         #?
         effects = self.effects(torch.cat(parts, 2))
-        history, mean = inputs["history"], inputs["history"].mean(1, keepdim=True)
-        deviation = history.std(1, keepdim=True).maximum(self.least)
-        rest = (history - mean) / deviation - effects[:, :HISTORY, MEDIAN]
+        mean, spread = history.mean(1)[:, None], history.std(1)[:, None].maximum(self.least)
+        rest = (history - mean) / spread - effects[:, :HISTORY, MEDIAN]
         found: Tensor = self.forecast(rest) + effects[:, HISTORY:]
         # The gradient is that of standardised values, so that all series count alike.
-        outputs = (found * deviation.unsqueeze(2) + mean.unsqueeze(2)).detach()
-        outputs = outputs + (found - found.detach())
+        outputs = (found * spread[..., None] + mean[..., None]).detach() + (found - found.detach())
         #? quantiles
         return outputs if every or self.training else outputs[..., MEDIAN]
         #? !quantiles
@@ -290,6 +288,20 @@ def calendar(stamp: datetime) -> list[float]:
     hours = stamp.hour + stamp.minute / 60 + stamp.second / 3600
     parts = (hours / 24, stamp.weekday() / 6, (stamp.day - 1) / 30, (stamp.month - 1) / 11)
     return [part - 0.5 for part in parts]
+#? !known
+
+
+def up_to_horizon(times: list[datetime]) -> list[datetime]:
+    """Adds stamps: by months if all are on one day of the month, or on its last; else by time."""
+    step = times[-1] - times[-2]
+    shift = timedelta(all((one + timedelta(1)).day == 1 for one in times))
+    months = round(step.days / 30.44) if len({(one + shift).day for one in times}) == 1 else 0
+    while len(times) < HISTORY + HORIZON:
+        last = times[-1] + shift
+        middle = last.replace(day=15) + timedelta(round(30.44 * months))
+        times.append(middle.replace(day=last.day) - shift if months else last + step)
+    return times
+#?
 
 
 def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -308,24 +320,21 @@ def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         count = len(values) - values.count(None)
         if count < HISTORY or None in values[:count]$too_few:
             raise ValueError(f"{name!r}: {count} values; allowed: {HISTORY}, then {HORIZON} rows")
-        used = own[count - HISTORY : count + HORIZON]
         #? known
+        used = own[count - HISTORY : count + HORIZON]
         covariates = [
             calendar(stamps[place]) + [float(rows[one][place]) for one in KNOWN] for place in used
         ]
+        inputs["covariates"].append(covariates)
         #? !known
-        times = [stamps[place] for place in used]
-        while len(times) < HISTORY + HORIZON:
-            times.append(times[-1] + (times[-1] - times[-2]))
-        covariates = [calendar(one) for one in times]
+        times = up_to_horizon([stamps[place] for place in own[count - HISTORY : count + HORIZON]])
+        inputs["covariates"].append([calendar(one) for one in times])
         #?
         inputs["history"].append([float(one) for one in values[count - HISTORY : count]])
-        inputs["covariates"].append(covariates)
     inputs = {name: torch.tensor(values).to(model.centre) for name, values in inputs.items()}
     #? series
     codes = {one: code for code, one in enumerate(model.hashes.tolist(), 1)}
-    numbers = [codes.get(hashed(name), 0) for name in places]
-    inputs["series"] = torch.tensor(numbers).to(model.hashes)
+    inputs["series"] = torch.tensor([codes.get(hashed(one), 0) for one in places]).to(model.hashes)
     #?
     with torch.no_grad():
         found = model(inputs, every=True).sort(2).values
@@ -334,9 +343,10 @@ def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     #? !series
     answer = {"prediction": found[..., MEDIAN].tolist()}
     #? quantiles
-    answer |= {"low": found[..., 0].tolist(), "high": found[..., -1].tolist()}
-    #?
+    return answer | {"low": found[..., 0].tolist(), "high": found[..., -1].tolist()}
+    #? !quantiles
     return answer
+    #?
 
 
 if __name__ == "__main__":
