@@ -126,7 +126,8 @@ def _parquet(folder: Path, files: Sequence[Path]) -> TableSource:
 
     def batches() -> Iterator[Any]:
         for path in files:
-            file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+            # A row group may be as large as the file: without both options, it is read whole.
+            file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
             yield from (
                 pa.RecordBatch.from_arrays(batch.columns, names=batch.schema.names)
                 for batch in file.iter_batches(BATCH_ROWS, use_threads=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,17 @@ def test_an_array_is_a_table_in_batches(tmp_path: Path, monkeypatch: pytest.Monk
     table = open_table(tmp_path / "people.npy")
     assert [batch.num_rows for batch in table.batches()] == [3, 3, 2]
     assert table.read().to_pylist()[5] == {"age": 5, "name": "é5", "even": False}
+
+
+def test_a_parquet_file_of_one_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    path, random, count = tmp_path / "large.parquet", np.random.default_rng(0), 2_000_000
+    table = pa.table({"a": random.normal(size=count), "b": random.normal(size=count)})
+    parquet.write_table(table, path, row_group_size=count)
+    del table
+    gc.collect()
+    before, most, rows = pa.total_allocated_bytes(), 0, 0
+    for batch in open_table(path).batches():
+        rows += len(batch)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == count
+    assert 0 < most < path.stat().st_size / 2
