@@ -3,13 +3,15 @@
 A batch is a range of places in an epoch's order. After each one, the ranges of the next steps are
 predicted and read by a thread. If a step needs another range, because the split or the batch size
 changed, what was read ahead is dropped. So a step gets the same rows with and without reading
-ahead.
+ahead. Validation and statistics of the training rows read theirs in turn, also ahead.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -63,6 +65,29 @@ class BatchLoader:
             index = torch.as_tensor(rows, device=self._device)
             return {name: kept[index] for name, kept in self._kept[0].items()}, self._kept[1][index]
         return _tensors(self._dataset.batch(rows))
+
+    def in_turn(self, rows: Any, size: int) -> Iterator[BatchTensors]:
+        """Some rows, as they are, in batches of at most `size`; later ones are read ahead."""
+        begins = iter(range(0, len(rows), size))
+        if self._thread is None:
+            for at in begins:
+                yield self.rows(rows[at : at + size])
+            return
+
+        def read(at: int) -> Rows:
+            return self._dataset.batch(rows[at : at + size])
+
+        pending: deque[Future[Rows]] = deque()
+        try:
+            for at in itertools.islice(begins, 1 + self.ahead):
+                pending.append(self._thread.submit(read, at))
+            while pending:
+                yield _tensors(pending.popleft().result())
+                for at in itertools.islice(begins, 1):
+                    pending.append(self._thread.submit(read, at))
+        finally:
+            for unread in pending:
+                unread.cancel()
 
     def batch(self, order: Any, own: Places, following: Sequence[Places] = ()) -> BatchTensors:
         """The rows at some places of an epoch's order. `following`: those of the next steps."""

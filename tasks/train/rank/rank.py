@@ -378,8 +378,8 @@ class Rank(Replica):
         sums = sums_of(schema.task, classes, float(first), self.device, naive)
         size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
         self.model.eval()
-        for at in range(0, len(rows), size):
-            inputs, targets = self._given(self.loader.rows(rows[at : at + size]))
+        for batch in self.loader.in_turn(rows, size):
+            inputs, targets = self._given(batch)
             outputs, loss = self._forward(inputs, targets)
             count = len(targets)
             figures += torch.tensor(

@@ -197,8 +197,7 @@ class Replica:
         if self._naive is None:
             spaced = self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
             last, following = [], []
-            for at in range(0, len(spaced), _READ_ROWS):
-                inputs, targets = self.loader.rows(spaced[at : at + _READ_ROWS])
+            for inputs, targets in self.loader.in_turn(spaced, _READ_ROWS):
                 last.append(inputs["history"][:, -1].clone())
                 following.append(targets.reshape(len(targets), -1)[:, 0].clone())
             self._naive = naive_error(torch.cat(last), torch.cat(following))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -68,6 +69,50 @@ def test_batches_are_the_rows_of_the_order_through_all_changes(
             begin, steps = begin + total, steps + 1
     again = loader.batch(order, (0, 10))[0]["numbers"][:, 0].tolist()  # back to the beginning
     assert again == [float(row) for row in order[:10]]
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+@pytest.mark.parametrize("size", [1, 64, 599, 600, 1000])
+def test_rows_in_turn_are_those_of_the_data_in_order(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, size: int, cheap: bool
+) -> None:
+    if cheap:
+        monkeypatch.setattr(batch_loader, "_SMALL_BYTES", 2**30)
+    loader, rows = BatchLoader(dataset, CPU), dataset.split.validation
+    assert (loader.ahead == 0) is cheap
+    batches = list(loader.in_turn(rows, size))
+    assert [len(targets) for _, targets in batches[:-1]] == [size] * (len(batches) - 1)
+    wanted, targets = loader.rows(rows[: len(rows)])
+    for name, one in wanted.items():
+        assert torch.equal(torch.cat([inputs[name] for inputs, _ in batches]), one)
+    assert torch.equal(torch.cat([found for _, found in batches]), targets)
+    assert list(loader.in_turn(rows[:0], size)) == []
+
+
+class Counted:
+    """A dataset that counts the batches that it was asked for."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset, self.read = dataset, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
+
+    def batch(self, rows: Any) -> Any:
+        self.read += 1
+        return self.dataset.batch(rows)
+
+
+def test_rows_in_turn_are_read_ahead_by_a_few_batches_only(dataset: Dataset) -> None:
+    counted = Counted(dataset)
+    loader = BatchLoader(cast("Dataset", counted), CPU)
+    batches = loader.in_turn(dataset.split.validation, 100)
+    next(batches)
+    loader.batch(dataset.split.train, (0, 10))  # the one thread reads this after all before it
+    assert counted.read == 1 + loader.ahead + 1
+    batches.close()
+    loader.batch(dataset.split.train, (10, 20))
+    assert counted.read == 1 + loader.ahead + 2
 
 
 def test_an_error_of_the_thread_reaches_the_step(
