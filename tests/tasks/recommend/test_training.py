@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,34 @@ from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train import train
+
+FORECASTERS = [one.name for one in templates().values() if one.tasks == ("forecasting",)]
+RECORDING = """
+
+import hashlib, os, pathlib
+
+RANK = int(os.environ.get("HOROVOD_RANK", 0))
+as_generated = adapt
+
+def record(what, model):
+    content = b"".join(one.numpy().tobytes() for one in model.state_dict().values())
+    with open(pathlib.Path(__file__).with_name("states"), "a") as states:
+        states.write(f"{what} {RANK} {hashlib.sha256(content).hexdigest()}\\n")
+
+def adapt(model, inputs, targets, names):
+    as_generated(model, inputs, targets, names)
+    record("adapted", model)
+    for one in model.parameters():
+        one.add_(RANK + 1)  # as if the ranks' devices rounded differently
+    record("changed", model)
+
+    def first_pass(*_):
+        handle.remove()
+        record("starts", model)
+
+    handle = model.register_forward_pre_hook(first_pass)
+"""
+"""Appended to a source: `adapt` differs from rank to rank; records what a training starts from."""
 
 NAMES = [one.name for one in templates().values() if "tabular-regression" in one.tasks]
 
@@ -84,3 +113,30 @@ def test_a_generated_model_trains_on_two_ranks_and_predicts_raw_rows(
     else:
         error = torch.tensor(found) - torch.tensor(wanted)
         assert error.square().mean() < 0.2 * torch.tensor(wanted).var()
+
+
+@pytest.mark.parametrize("name", FORECASTERS)
+def test_ranks_start_from_what_the_first_one_adapted(tmp_path: Path, name: str) -> None:
+    start = datetime(2026, 1, 1)
+    columns = {
+        "at": [start + timedelta(hours=row) for row in range(300)] * 2,
+        "shop": ["north"] * 300 + ["south"] * 300,
+        "sold": [float(row % 24) for row in range(300)] + [row % 12 / 2 for row in range(300)],
+    }
+    pyarrow.csv.write_csv(pa.table(columns), tmp_path / "table.csv")
+    given = {"time": "at", "series": "shop", "history": 48, "horizon": 12}
+    spec = DataSpec.model_validate({"uri": str(tmp_path / "table.csv"), "target": "sold", **given})
+    loaded, template = dataset.load(spec), templates()[name]
+    text = template.source(loaded.schema, template.sizes["small"], HEADER)
+    path = write_source(tmp_path / "source", text)
+    path.write_text(path.read_text() + RECORDING)
+    asked = request(tmp_path, [32, 16], backend="torch", **NO_SPARE)
+    job = asked.job.model_copy(update={"data": spec, "model": None})
+    train(asked.model_copy(update={"job": job, "schema_": loaded.schema, "entry": path.name}))
+    states: dict[str, dict[str, str]] = {"adapted": {}, "changed": {}, "starts": {}}
+    for line in (tmp_path / "source" / "states").read_text().splitlines():
+        what, rank, content = line.split()
+        states[what][rank] = content
+    assert states["adapted"]["0"] == states["adapted"]["1"]
+    assert states["changed"]["0"] != states["changed"]["1"]
+    assert states["starts"] == {"0": states["changed"]["0"], "1": states["changed"]["0"]}
