@@ -225,7 +225,7 @@ def loss_function(
             "model's source has no parameter label_smoothing"
         )
     if own is not None or task.endswith("classification"):
-        plain = torch.nn.functional.cross_entropy if own is None else own
+        plain: Callable[..., Any] = torch.nn.functional.cross_entropy if own is None else own
         if label_smoothing:
             return functools.partial(plain, label_smoothing=label_smoothing)
         return plain
