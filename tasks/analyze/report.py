@@ -192,7 +192,7 @@ def _data(validation: Validation | None) -> str:
     return (
         f"<h2>Data</h2><p>{validation.checked_rows:,} rows; "
         f"{met} of {len(validation.expectations)} expectations met "
-        f"(suite {escape(validation.suite_source)}).</p>"
+        f"(suite {escape(validation.suite_words)}).</p>"
         f"{drift_section(validation.drift)}{warning_section(validation.warnings)}"
     )
 

@@ -54,7 +54,7 @@ def validate(
             )
             for one in result.expectations
         ]
-        title = f"{result.checked_rows} rows, suite {result.suite_source}"
+        title = f"{result.checked_rows} rows, suite {result.suite_words}"
         console.table(title, ("", "column", "expectation", "observed"), rows)
         for one in result.expectations:
             for row in one.sample_rows:

@@ -1,7 +1,7 @@
 """Step `validate`: checks the data before a run allocates devices.
 
-Read `step` first. `suite` infers the expectations; `check` checks data in the process that
-`expectations` starts.
+Read `step` first. `suite` infers the expectations, `kept_suite` keeps them by version; `check`
+checks data in the process that `expectations` starts.
 """
 
 from __future__ import annotations

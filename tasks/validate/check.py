@@ -74,17 +74,21 @@ def read_suite(file: str) -> list[dict[str, Any]]:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"data.expectations: got {file}; it is not JSON: {error}") from error
+    return expectations_in(document, f"data.expectations: {file}")
+
+
+def expectations_in(document: Any, name: str) -> list[dict[str, Any]]:
+    """The expectations of a list or of a saved suite. `name`: for errors. Raises BadInput."""
     entries = document.get("expectations") if isinstance(document, dict) else document
     if not isinstance(entries, list) or not entries:
         raise BadInput(
-            f"data.expectations: {file} holds no expectations; "
-            "allowed: a list of expectations, or a suite with them"
+            f"{name} holds no expectations; allowed: a list of expectations, or a suite with them"
         )
     for number, entry in enumerate(entries):
         named = isinstance(entry, dict) and isinstance(entry.get("type"), str)
         if not named or not isinstance(entry.get("kwargs", {}), dict):
             raise BadInput(
-                f"data.expectations: {file}, entry {number} is no expectation; "
+                f"{name}, entry {number} is no expectation; "
                 'allowed: {"type": "expect_…", "kwargs": {…}}'
             )
     return [

@@ -29,6 +29,7 @@ def rejection_page(job: str, run: str, validation: Validation) -> str:
     return html_page(
         f"{job}: data rejected",
         f"<h1>{escape(job)}: data rejected</h1><p>{escape(run)}</p>"
+        f"<p>Suite: {escape(validation.suite_words)}.</p>"
         f"{tiles(figures)}{_failures(failed)}{drift_section(validation.drift)}"
         f"{warning_section(validation.warnings)}"
         f"<h2>Expectations met</h2>{_met(validation)}",

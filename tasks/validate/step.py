@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
+from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
 from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema, Vocabulary
 from trainwright.tasks.runs.artefacts.plan import Plan
@@ -17,7 +16,6 @@ from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.job import Job, require_metrics
 from trainwright.tasks.storage.connect import open_store
-from trainwright.tasks.storage.objects import ObjectStore
 
 _NAMED = 20
 
@@ -28,6 +26,7 @@ def work(context: RunContext) -> Reference:
     from trainwright.tasks.data.sources import content_sha256, localized
     from trainwright.tasks.validate.check import failure_line, validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
+    from trainwright.tasks.validate.kept_suite import keep_suite, kept_suite, with_version
     from trainwright.tasks.validate.rejection_page import rejection_page
 
     run, job = context.run, context.run.job()
@@ -50,8 +49,11 @@ def work(context: RunContext) -> Reference:
         validation = _unchecked(schema, data)
     else:
         reference = find_reference(job, run.store_uri, context.settings)
-        validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
-        validation = with_drift(validation, job.data, reference)
+        kept = kept_suite(root, job)
+        found = validate(
+            data, seed=job.train.seed, kept_suite=None if kept is None else kept.expectations
+        )
+        validation = with_drift(with_version(found, kept), job.data, reference)
     prepares = validation.success and data.reader != "model"
     if prepares and (names := _prepare(data, job, context.settings)):
         run.write(Vocabulary(names=names))
@@ -69,7 +71,7 @@ def work(context: RunContext) -> Reference:
     _require_metrics(job, validation)
     _say_what_is_dropped(validation)
     if validation.suite_source == "inferred":
-        root.create(_suite_key(job), json.dumps(validation.suite, indent=1).encode())
+        keep_suite(root, job, run.uri, validation)
     return _reference(validation)
 
 
@@ -158,28 +160,13 @@ def summary(reference: Reference) -> str:
     )
 
 
-def _suite_key(job: Job) -> str:
-    return f"suites/{job.name}.json"
-
-
-def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
-    """The suite that the job's first run inferred; None if there is none or the job has its own."""
-    try:
-        return None if job.data.expectations else json.loads(root.get(_suite_key(job)))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise CorruptArtefact(
-            f"{root.uri}/{_suite_key(job)}: not JSON; delete it, and the next run infers it again"
-        ) from None
-
-
 def validate_job(job: Job, settings: Settings) -> Validation:
     """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
     from trainwright.tasks.data.model_reader import schema_of_model
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
+    from trainwright.tasks.validate.kept_suite import kept_suite, with_version
 
     data = localized(job.data, settings)
     if data.reader == "model":
@@ -188,13 +175,16 @@ def validate_job(job: Job, settings: Settings) -> Validation:
         found = _unchecked(schema_of_model(job.model, data, settings), data)
         _require_metrics(job, found)
         return found
-    suite, reference = None, None
+    kept, reference = None, None
     try:
-        suite = kept_suite(open_store(settings.store, settings), job)
+        kept = kept_suite(open_store(settings.store, settings), job)
         reference = find_reference(job, settings.store, settings)
     except ServiceUnreachable as error:
         progress.emit("notice", message=f"earlier runs are not compared with: {error}")
-    found = validate(data, seed=job.train.seed, kept_suite=suite)
+    found = validate(
+        data, seed=job.train.seed, kept_suite=None if kept is None else kept.expectations
+    )
+    found = with_version(found, kept)
     _announce(found)
     _require_metrics(job, found)
     _say_what_is_dropped(found)

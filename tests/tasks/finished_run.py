@@ -78,6 +78,7 @@ def begin_run(store: str, name: str, number: int, **train: Any) -> Run:
             success=True,
             suite_source="inferred",
             suite=[],
+            suite_version="0123456789abcdef",
             expectations=[],
             data=schema,
             checked_rows=30,

@@ -49,6 +49,14 @@ class Validation(Artefact):
     suite: list[dict[str, Any]] = Field(
         description="the expectations, in Great Expectations' format"
     )
+    suite_version: str | None = Field(
+        default=None, description="sha256 of the suite; None: not checked, or an earlier release"
+    )
+    suite_profile: str | None = Field(
+        default=None,
+        description="sha256 of the profile that the suite was inferred from; None: not inferred, "
+        "or edited since",
+    )
     expectations: list[Expectation]
     data: DataSchema | None = Field(
         default=None, description="None if no arrays can be made of the data"
@@ -65,3 +73,13 @@ class Validation(Artefact):
         default_factory=list,
         description="leakage, duplicates across the split, candidates for wrong labels",
     )
+
+    @property
+    def suite_words(self) -> str:
+        """The suite for people, as in `kept, version 0123456789ab`."""
+        words: str = self.suite_source
+        if self.suite_version is not None:
+            words += f", version {self.suite_version[:12]}"
+        if self.suite_profile is not None:
+            words += f", inferred from profile {self.suite_profile[:12]}"
+        return words

@@ -264,7 +264,8 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     page = _page(run)
     assert page.loads == []
     assert not re.search(r"@import|url\(\s*['\"]?(?!data:)", page.styles)
-    for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16"):
+    suite = "suite inferred, version 0123456789ab"
+    for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16", suite):
         assert shown in page.text, shown
     assert f"{report.devices[0]['samples']:,}" in page.text
 
