@@ -17,7 +17,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -92,7 +92,7 @@ def _check_table(
     table.add_labels(spec.target, classes=classes)
     if source == "inferred":
         suite = infer_suite(table.summaries(), table.labels, table.rows, spec, table=True)
-    derived = () if source == "given" else table.derived
+    derived = table.derived if source != "given" or _names(suite, table.derived) else ()
     result = run_on_table(table, suite, derived=bool(derived))
     columns = [*table.kinds, *derived]
     samples = table.sample(sorted(_failing(result)), columns)
@@ -102,6 +102,16 @@ def _check_table(
     return Checked(
         suite, result, columns, samples, rows, with_noise(found), warnings, schema, problem
     )
+
+
+def _names(suite: list[Config], columns: Sequence[str]) -> bool:
+    """Whether a suite names one of these columns, as one that was inferred here does."""
+    named = [
+        name
+        for one in suite
+        for name in (one["kwargs"].get("column"), *(one["kwargs"].get("column_set") or ()))
+    ]
+    return any(name in columns for name in named)
 
 
 def _made(made: Callable[[], MadeOfData]) -> tuple[MadeOfData | None, str | None]:
@@ -129,7 +139,7 @@ def _check_samples(spec: DataSpec, seed: int, source: SuiteSource, suite: list[C
     task = task_of(raw, spec) if known else spec.task or "custom"
     frame = make_frame(raw, spec.target, task)
     derived = [rows_of_label(spec.target), share_of_label(spec.target)]
-    if source == "given" and raw.is_table:
+    if source == "given" and raw.is_table and not _names(suite, derived):
         frame = frame.drop(columns=derived, errors="ignore")
     elif source == "inferred":
         summaries = [of_series(frame[name]) for name in frame if name not in derived]

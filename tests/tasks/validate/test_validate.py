@@ -211,6 +211,17 @@ def test_a_given_suite_replaces_the_inferred_one_and_names_rows_and_missing_colu
     assert "Traceback" not in json.dumps(validation.great_expectations)
 
 
+def test_an_inferred_suite_can_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("a,label\n" + "".join(f"{n}.5,{'yes' if n % 3 else 'no'}\n" for n in range(30)))
+    inferred = validate(DataSpec(uri=str(path)))
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps(inferred.suite))
+    given = validate(DataSpec(uri=str(path), expectations=str(suite)))
+    assert (given.success, given.suite_source) == (True, "given")
+    assert [one.success for one in given.expectations] == [True] * len(inferred.suite)
+
+
 def test_data_that_passes_a_given_suite_must_still_be_usable_for_training(tmp_path: Path) -> None:
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps(GIVEN[3:]))
