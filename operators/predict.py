@@ -11,7 +11,7 @@ from trainwright.operators.base import StepOperator, given
 
 
 class PredictOperator(StepOperator):
-    """Predict the rows of a file with a finished run's stored model, and write the predictions.
+    """Predict rows with a finished run's stored model, and write the predictions.
 
     The model's code runs in the sandbox. Rows are read and written in chunks; the output appears
     whole or not at all. A retry writes it again.
@@ -19,7 +19,7 @@ class PredictOperator(StepOperator):
     | input | default | meaning |
     |---|---|---|
     | `run` *(templated)* | required | the reference that `store` returned, or a run's URI |
-    | `rows` *(templated)* | required | .parquet, .csv or .npz: a path, file://… or s3://… |
+    | `rows` *(templated)* | required | a file or folder, as for `trainwright predict` |
     | `out` *(templated)* | required | .parquet or .csv: a path, file://… or s3://… |
     | those of `StepOperator` | | |
 
@@ -51,5 +51,5 @@ class PredictOperator(StepOperator):
             raise BadInput(f"{self.task_id}: pass `run`, a finished run")
         rows, out = given(self.rows), given(self.out)
         if rows is None or out is None:
-            raise BadInput(f"{self.task_id}: pass `rows` and `out`, two files")
+            raise BadInput(f"{self.task_id}: pass `rows` and `out`")
         return predict(self.open(context).run, rows, out).model_dump(mode="json")

@@ -12,7 +12,11 @@ from trainwright.tasks.cli.options import Debug, Json, Store, print_model
 def predict(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="a finished run's id or URI")],
     rows: Annotated[
-        str, typer.Argument(metavar="ROWS", help="a .parquet, .csv or .npz file, or its URI")
+        str,
+        typer.Argument(
+            metavar="ROWS",
+            help="a .parquet, .csv or .npz file, a folder of parquet files or images; or a URI",
+        ),
     ],
     out: Annotated[
         str, typer.Option("--out", metavar="FILE", help="the predictions, .parquet or .csv")

@@ -47,15 +47,7 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
                 f"data.uri: got {uri}; allowed: {', '.join(f'builtin:{name}' for name in BUILTIN)}"
             )
         return spec
-    split = urlsplit(uri)
-    if split.scheme == "s3":
-        path = _fetched(uri, settings)
-    elif split.scheme == "file" and split.netloc in ("", "localhost"):
-        path = Path(unquote(split.path))
-    elif "://" in uri:
-        raise BadInput(f"data.uri: got {uri}; allowed: builtin:NAME, s3://…, file://… or a path")
-    else:
-        path = Path(uri)
+    path = local_path(uri, settings, "data.uri", "builtin:NAME, ")
     if path.is_dir():
         known = (path / INDEX).is_file() or parquet_files(path)
         if spec.reader != "model" and not known:
@@ -63,11 +55,6 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
                 f"data.uri: got {uri}, a folder without {INDEX}; "
                 f"allowed: a folder of images with {INDEX}, or a folder of parquet files"
             )
-    elif not path.exists():
-        raise BadInput(f"data.uri: got {uri}; there is no such file")
-    elif not path.is_file():
-        kind = kind_of_file(path.stat().st_mode)
-        raise BadInput(f"data.uri: got {uri}, which is {kind}; allowed: a regular file")
     elif spec.reader != "model" and path.suffix.lower() not in SUFFIXES:
         raise BadInput(
             f"data.uri: got {uri}; "
@@ -77,19 +64,41 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     return spec.model_copy(update={"uri": str(path.absolute())})
 
 
-def _fetched(uri: str, settings: Settings) -> Path:
+def local_path(uri: str, settings: Settings, field: str, also: str = "") -> Path:
+    """The local file or folder at a URI; fetched as in `localized` if it is in S3.
+
+    `field` is what messages call the URI, `also` what else they allow. Raises as `localized`.
+    """
+    split = urlsplit(uri)
+    if split.scheme == "s3":
+        path = _fetched(uri, settings, field)
+    elif split.scheme == "file" and split.netloc in ("", "localhost"):
+        path = Path(unquote(split.path))
+    elif "://" in uri:
+        raise BadInput(f"{field}: got {uri}; allowed: {also}s3://…, file://… or a path")
+    else:
+        path = Path(uri)
+    if not path.exists():
+        raise BadInput(f"{field}: got {uri}; there is no such file")
+    if not path.is_dir() and not path.is_file():
+        kind = kind_of_file(path.stat().st_mode)
+        raise BadInput(f"{field}: got {uri}, which is {kind}; allowed: a regular file")
+    return path
+
+
+def _fetched(uri: str, settings: Settings, field: str) -> Path:
     """The local copy of the object, or the folder of objects, at an S3 URI."""
     parent, _, name = uri.rstrip("/").rpartition("/")
     if not urlsplit(parent).netloc:
-        raise BadInput(f"data.uri: got {uri}; allowed: s3://bucket/key")
-    store = open_store(parent, settings, field="data.uri")
+        raise BadInput(f"{field}: got {uri}; allowed: s3://bucket/key")
+    store = open_store(parent, settings, field=field)
     found = {
         item.key: item
         for item in store.list(name)
         if item.key == name or item.key.startswith(f"{name}/")
     }
     if not found:
-        raise BadInput(f"data.uri: got {uri}; there is no such object")
+        raise BadInput(f"{field}: got {uri}; there is no such object")
     version = hashlib.sha256(
         repr((store.uri, sorted((i.key, i.size, i.etag) for i in found.values()))).encode()
     )

@@ -221,7 +221,7 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
         target_dtype=stored[TARGETS][1],
         target_shape=stored[TARGETS][0][1:],
         classes=form.classes if form is not None else None,
-        columns=[Column(name="file", kind="image")] if images is not None else [],
+        columns=[Column(name="image", kind="image")] if images is not None else [],
         sha256=raw.sha256,
     )
     return StoredRows(schema, stored, chunks, kept=kept)

@@ -67,9 +67,21 @@ def _model(definition: ModelDefinition, request: dict[str, Any]) -> torch.nn.Mod
 def _raw(
     definition: ModelDefinition, model: torch.nn.Module, request: dict[str, Any]
 ) -> Iterator[Columns]:
-    """What the source's `predict` returns for the rows in an Arrow file."""
+    """What the source's `predict` returns for the rows in an Arrow file, or images in an .npy file.
+
+    Images are in the column `image`: uint8 tensors (channels, height, width).
+    """
     predict = definition.predict
     assert predict is not None
+    if "images" in request:
+        pixels = np.load(request["images"], mmap_mode="r")
+        size = max(1, min(BATCH_ROWS, _PASS_BYTES // max(1, pixels[:1].nbytes)))
+        for at in range(0, len(pixels), size):
+            images = list(torch.from_numpy(np.array(pixels[at : at + size])))
+            with torch.no_grad(), _users_code("predict"):
+                found = predict(model, {"image": images})
+            yield _checked(found, len(images))
+        return
     with pa.memory_map(request["rows"]) as file:
         table = pa.ipc.open_file(file).read_all()
         size = len(table) if request["at_once"] else BATCH_ROWS

@@ -1,6 +1,6 @@
-"""Predicts the rows of a file with the stored model of a finished run.
+"""Predicts the rows of a file or folder with the stored model of a finished run.
 
-The file is read in chunks, and each chunk is predicted by a sandboxed process of its own, so that
+Rows are read in chunks, and each chunk is predicted by a sandboxed process of its own, so that
 neither the rows nor the predictions are ever held in memory as a whole.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from trainwright.tasks import progress
-from trainwright.tasks.data.sources import localized
+from trainwright.tasks.data.sources import local_path
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.prediction_file import PredictionFile
 from trainwright.tasks.inference.row_source import TABLES
@@ -21,7 +21,6 @@ from trainwright.tasks.inference.stored_model import StoredModel
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.data_spec import DataSpec
 
 
 class PredictionSummary(Value):
@@ -39,18 +38,22 @@ class PredictionSummary(Value):
 
 
 def predict(run: Run, rows: str, out: str) -> PredictionSummary:
-    """Predict the rows of a Parquet, CSV or .npz file, and write the predictions in their order.
+    """Predict rows, and write the predictions in their order.
 
-    `rows` and `out` (.parquet, .csv) are paths, file:// or s3:// URIs. The output has the columns
-    `prediction` and, for classes, `probability`, or those that the model's own `predict` returns.
-    It appears whole or not at all. Raises BadInput for a run without a finished model, rows that do
-    not fit its schema, or a model that can't predict them; CorruptArtefact for a damaged run.
+    `rows` is a Parquet, CSV or .npz file, a folder of Parquet files, or one of images; `rows` and
+    `out` (.parquet, .csv) are paths, file:// or s3:// URIs. The output has the columns `prediction`
+    and, for classes, `probability`, or those that the model's own `predict` returns; of images also
+    `file`. It appears whole or not at all. Raises BadInput for a run without a finished model, rows
+    that do not fit its schema, or a model that can't predict them; CorruptArtefact for a damaged
+    run.
     """
     began, settings = time.monotonic(), run.settings
     source = _local(rows, settings)
     with tempfile.TemporaryDirectory(prefix="trainwright-predict-") as name:
         model = StoredModel.open(run, Path(name))
-        if source.suffix.lower() in TABLES:
+        if source.is_dir() and model.image is not None:
+            ignored, chunks = model.of_images(source)
+        elif source.is_dir() or source.suffix.lower() in TABLES:
             ignored, chunks = model.of_table(source)
         else:
             ignored, chunks = model.of_arrays(source)
@@ -59,8 +62,9 @@ def predict(run: Run, rows: str, out: str) -> PredictionSummary:
         done = 0
         with PredictionFile(out, settings, source, about) as file:
             for table in chunks:
-                file.write(table)
-                columns, done = table.column_names, done + table.num_rows
+                others = [name for name in table.column_names if name != "prediction"]
+                columns, done = ["prediction", *others], done + table.num_rows
+                file.write(table.select(columns))
                 progress.emit("predict", rows=done)
             if not done:
                 raise BadInput(f"rows: {source.name} has no rows")
@@ -78,11 +82,11 @@ def predict(run: Run, rows: str, out: str) -> PredictionSummary:
 
 
 def _local(uri: str, settings: Settings) -> Path:
-    """The local file of the rows; one in S3 is fetched. Raises BadInput."""
-    try:
-        path = Path(localized(DataSpec(uri=uri), settings).uri)
-    except BadInput as error:
-        raise BadInput(str(error).replace("data.uri:", "rows:", 1)) from None
-    if path.suffix.lower() not in (*TABLES, ".npz"):
-        raise BadInput(f"rows: got {uri}; allowed: {', '.join(TABLES)} or .npz")
+    """The local file or folder of the rows; what is in S3 is fetched. Raises BadInput."""
+    path = local_path(uri, settings, "rows")
+    if path.is_file() and path.suffix.lower() not in (*TABLES, ".npz"):
+        raise BadInput(
+            f"rows: got {uri}; allowed: {', '.join(TABLES)} or .npz, or a folder of parquet files "
+            "or of images"
+        )
     return path

@@ -1,4 +1,4 @@
-"""Reads the rows to predict: Arrow batches of a table, or arrays, in bounded memory."""
+"""Reads the rows to predict: batches of a table, of arrays or of images, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.tasks.data.formats import INDEX
+from trainwright.tasks.data.modalities.images import ImageFiles, ImageRows, ImageShape
+from trainwright.tasks.data.tables.table_source import (
+    BATCH_ROWS,
+    open_parquet,
+    open_table,
+    parquet_files,
+)
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 TABLES = (".parquet", ".csv")
+_IMAGES = (".jpg", ".jpeg", ".png")
 _CSV_BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of a Parquet or CSV file; `schema` is the file's Arrow schema."""
+    """The rows of a Parquet or CSV file or of a folder of Parquet files, and their Arrow schema."""
 
     path: Path
     schema: Any
@@ -29,7 +38,12 @@ class TableRows:
         Raises BadInput if it can't be read, or if a column occurs twice.
         """
         with _readable(path):
-            schema = _parquet(path).schema_arrow if _is_parquet(path) else _csv_schema(path, texts)
+            if path.is_dir() and not parquet_files(path):
+                raise BadInput(
+                    f"rows: got {path.name}, a folder without parquet files; allowed: a folder of "
+                    "them"
+                )
+            schema = open_parquet(path).schema if _is_parquet(path) else _csv_schema(path, texts)
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
             raise BadInput(f"rows: {path.name}: the column {twice!r} occurs twice")
@@ -44,7 +58,7 @@ class TableRows:
             for batch in self._read(columns, rows):
                 kept.append(batch)
                 while sum(map(len, kept)) >= rows:
-                    whole = pa.concat_batches(kept)
+                    whole = kept[0] if len(kept) == 1 else pa.concat_batches(kept)
                     yield whole.slice(0, rows)
                     kept = [whole.slice(rows)]
             if any(map(len, kept)):
@@ -54,7 +68,7 @@ class TableRows:
         from pyarrow import csv
 
         if _is_parquet(self.path):
-            yield from _parquet(self.path).iter_batches(rows, columns=list(columns))
+            yield from open_parquet(self.path, columns, min(rows, BATCH_ROWS)).batches()
             return
         types = {name: self.schema.field(name).type for name in columns}
         convert = csv.ConvertOptions(
@@ -115,6 +129,65 @@ class ArrayRows:
             yield {name: array[at : at + rows] for name, array in self.arrays.items()}
 
 
+@dataclass(frozen=True)
+class FolderImages:
+    """The images of a folder, by the names of their files in it."""
+
+    folder: Path
+    files: list[str]
+
+    @classmethod
+    def open(cls, folder: Path) -> FolderImages:
+        """The files that the folder's index lists, else all JPEG and PNG files at any depth.
+
+        Raises BadInput if there are none, or if the index has no column `file` or is unreadable.
+        """
+        if not (folder / INDEX).is_file():
+            files = sorted(_images_below(folder))
+            if not files:
+                raise BadInput(
+                    f"rows: got {folder.name}, a folder without images; allowed: "
+                    f"{', '.join(_IMAGES)} files, or an {INDEX} with a column 'file'"
+                )
+            return cls(folder, files)
+        with _readable(folder / INDEX):
+            index = open_table(folder / INDEX).read()
+            if "file" not in index.column_names:
+                raise BadInput(f"rows: {folder.name}/{INDEX} has no column 'file'")
+            files = [str(name) for name in index.column("file").to_pylist()]
+        for name in files:
+            path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+                raise BadInput(
+                    f"rows: {folder.name}/{INDEX} names {name!r}; allowed: files within the folder"
+                )
+        return cls(folder, files)
+
+    def batches(self, image: ImageShape, rows: int) -> Iterator[tuple[list[str], Any]]:
+        """File names and pixels, uint8 (rows, channels, height, width), of at most `rows` images.
+
+        In the shape `image`, as in training. Raises BadInput for one that can't be decoded.
+        """
+        import numpy as np
+
+        source = ImageRows(ImageFiles(self.folder, self.files), image)
+        for at in range(0, len(self.files), rows):
+            names = self.files[at : at + rows]
+            try:
+                yield names, source.take(np.arange(at, at + len(names)))
+            except BadInput as error:
+                raise BadInput(str(error).replace("data.uri:", "rows:", 1)) from None
+
+
+def _images_below(folder: Path) -> Iterator[str]:
+    """The images below a folder, by their paths in it; hidden ones are left out."""
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.suffix.lower() in _IMAGES and not hidden and path.is_file():
+            yield name.as_posix()
+
+
 class _readable:
     """Turns an error of reading this file into BadInput with one line."""
 
@@ -135,13 +208,7 @@ class _readable:
 
 
 def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
-
-
-def _parquet(path: Path) -> Any:
-    from pyarrow import parquet
-
-    return parquet.ParquetFile(path, pre_buffer=False)  # else it keeps what it has read
+    return path.is_dir() or path.suffix.lower() == ".parquet"
 
 
 def _blocks() -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright.infra.sandbox import names_memory
 from trainwright.infra.sandbox.client import SandboxServer, scrubbed_environment
+from trainwright.tasks.data.modalities.images import ImageShape
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
+from trainwright.tasks.inference.arrow_arrays import text_array
 from trainwright.tasks.inference.model_input import ModelInput, require_columns
-from trainwright.tasks.inference.row_source import ArrayRows, TableRows
+from trainwright.tasks.inference.row_source import ArrayRows, FolderImages, TableRows
 from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
 from trainwright.tasks.runs.artefacts.run_status import Manifest
@@ -87,7 +90,7 @@ class StoredModel:
         if not schema.columns or any(one.kind == "image" for one in schema.columns):
             raise BadInput(
                 f"rows: got {path.name}, but the run's model takes no columns of a table; allowed: "
-                f"{self._array_file}"
+                f"{self._array_file}{', or a folder of images' if self.image else ''}"
             )
         texts = [one.name for one in schema.columns if one.kind in ("category", "text", "series")]
         table = TableRows.open(path, texts)
@@ -100,6 +103,45 @@ class StoredModel:
         size = size if self._of_series else min(CHUNK_ROWS, size)
         ignored = [name for name in ignored if name != schema.target]
         return ignored, self._predicted_table(table.batches(columns, size), path.name)
+
+    def of_images(self, folder: Path) -> tuple[list[str], Iterator[Any]]:
+        """No ignored columns, and the predictions of a folder of images with their files' names.
+
+        Only for a model with an `image`.
+        """
+        import numpy as np
+
+        image = self.image
+        assert image is not None
+        found = FolderImages.open(folder)
+        [name] = self.schema.inputs
+        size = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // (4 * math.prod(image))))
+
+        def chunks() -> Iterator[Any]:
+            with self._server() as server:
+                raw = json.loads(self._ask(server, "form"))["raw"]
+                for files, pixels in found.batches(image, size):
+                    if raw:
+                        path = str(self._folder / "images.npy")
+                        np.save(path, pixels)
+                        table = self._predictions(server, "raw", images=path, at_once=False)
+                    else:
+                        given = pixels.astype(self.schema.input_dtypes[name])
+                        given /= given.dtype.type(255)
+                        table = self._from_arrays(server, {name: given})
+                    if "file" in table.column_names:
+                        table = table.drop_columns("file")
+                    yield table.append_column("file", text_array(files))
+
+        return [], chunks()
+
+    @property
+    def image(self) -> ImageShape | None:
+        """The shape of the images that the model takes; None if it takes no images."""
+        shapes = list(self.schema.inputs.values())
+        if self.schema.task != "image-classification" or len(shapes) != 1 or len(shapes[0]) != 3:
+            return None
+        return ImageShape(*shapes[0])
 
     @property
     def _of_series(self) -> bool:

@@ -35,7 +35,7 @@ def test_a_task_predicts_rows_and_refuses_wrong_ones_for_good(home: Path, tmp_pa
     for changes, says in (
         ({"out": str(tmp_path / "no.parquet")}, "has no column 'b'"),
         ({"run": None}, "pass `run`, a finished run"),
-        ({"out": "None"}, "pass `rows` and `out`, two files"),
+        ({"out": "None"}, "pass `rows` and `out`"),
     ):
         with pytest.raises(AirflowFailException, match=says):
             PredictOperator(**given | changes).execute(context())

@@ -65,11 +65,9 @@ def parquet_files(folder: Path) -> list[Path]:
 
 def open_table(path: Path) -> TableSource:
     """The table in a file, or in a folder of parquet files. Raises ValueError, OSError."""
-    if path.is_dir():
-        return _parquet(path, parquet_files(path))
     suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return _parquet(path.parent, [path])
+    if path.is_dir() or suffix == ".parquet":
+        return open_parquet(path)
     return _npy(path) if suffix == ".npy" else _csv(path)
 
 
@@ -113,16 +111,25 @@ def _require_names(schema: Any) -> None:
         raise ValueError(f"the column {doubled[0]!r} occurs twice")
 
 
-def _parquet(folder: Path, files: Sequence[Path]) -> TableSource:
+def open_parquet(
+    path: Path, columns: Sequence[str] | None = None, batch_rows: int = BATCH_ROWS
+) -> TableSource:
+    """The table in a parquet file or in a folder of them, in batches of at most `batch_rows`.
+
+    Of the files' columns only those in `columns`, if given. Raises ValueError, OSError.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
+    folder, files = (path, parquet_files(path)) if path.is_dir() else (path.parent, [path])
     whole: Any = None
     for path in files:
         schema = parquet.ParquetFile(path).schema_arrow.remove_metadata()
         _require_names(schema)
         whole = schema if whole is None else _unified(whole, schema, path.relative_to(folder))
     assert whole is not None
+    if columns is not None:
+        whole = pa.schema([whole.field(name) for name in columns])
 
     def batches() -> Iterator[Any]:
         for path in files:
@@ -130,7 +137,7 @@ def _parquet(folder: Path, files: Sequence[Path]) -> TableSource:
             file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
             yield from (
                 pa.RecordBatch.from_arrays(batch.columns, names=batch.schema.names)
-                for batch in file.iter_batches(BATCH_ROWS, use_threads=False)
+                for batch in file.iter_batches(batch_rows, columns=columns, use_threads=False)
             )
 
     return _made(whole, batches)

@@ -167,7 +167,7 @@ def test_images_of_different_sizes_and_kinds_get_one_shape(tmp_path: Path) -> No
     spec = DataSpec(uri=photos(tmp_path / "pets", (20, 30), (10, 50), (30, 40)))
     images = load(spec)
     assert images.schema.inputs == {"inputs": (3, 20, 40)}
-    assert [(one.name, one.kind) for one in images.schema.columns] == [("file", "image")]
+    assert [(one.name, one.kind) for one in images.schema.columns] == [("image", "image")]
     inputs, _ = images.batch(np.arange(3))
     assert (inputs["inputs"].shape, inputs["inputs"].dtype) == ((3, 3, 20, 40), np.float32)
     assert 0 <= inputs["inputs"].min() < 0.1

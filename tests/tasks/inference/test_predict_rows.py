@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from pyarrow import csv
 from stored_run import stored_run, with_source
 
@@ -19,6 +22,7 @@ from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.inference import predict, row_source, stored_model
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.storage.connect import open_store
 
 MIXED = """
@@ -371,3 +375,123 @@ def test_lists_become_columns_of_a_csv_file(numbers: Run, tmp_path: Path) -> Non
     predict(run, str(rows), str(tmp_path / "out.csv"))
     found = csv.read_csv(tmp_path / "out.csv").to_pydict()
     assert found == {"prediction_1": [1.0, 2.0], "prediction_2": [3.0, 4.0]}
+
+
+def test_a_folder_of_parquet_files_is_predicted_as_one_table(
+    mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, folder = held_out(mixed), tmp_path / "rows"
+    (folder / "later").mkdir(parents=True)
+    pq.write_table(given, tmp_path / "rows.parquet")
+    pq.write_table(given.slice(0, 50), folder / "a.parquet")
+    pq.write_table(given.slice(50), folder / "later" / "b.parquet")
+    (folder / "notes.txt").write_text("not rows")
+    monkeypatch.setattr(stored_model, "CHUNK_ROWS", 33)
+    predict(mixed, str(tmp_path / "rows.parquet"), str(tmp_path / "one.parquet"))
+    found = predict(mixed, f"file://{folder}", str(tmp_path / "many.parquet"))
+    assert (found.rows, found.ignored) == (len(given), [])
+    assert pq.read_table(tmp_path / "many.parquet").equals(pq.read_table(tmp_path / "one.parquet"))
+    pq.write_table(given.drop_columns("b"), folder / "later" / "c.parquet")
+    says = refusal(mixed, folder, tmp_path / "no.parquet")
+    assert "later/c.parquet and the files before it differ in the column 'b'" in says
+    (tmp_path / "none").mkdir()
+    says = refusal(mixed, tmp_path / "none", tmp_path / "no.parquet")
+    assert says == "rows: got none, a folder without parquet files; allowed: a folder of them"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on a folder of images in a subfolder for each class, with an index."""
+    folder, images = tmp_path_factory.mktemp("digits"), read_digits()
+    lines = ["file,label"]
+    for number, (image, label) in enumerate(zip(*images, strict=True)):
+        name = f"{label}/{number}.png"
+        (folder / "images" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / "images" / name)
+        lines.append(f"{name},{label}")
+    (folder / "images" / "index.csv").write_text("\n".join(lines))
+    return stored_run(folder, IMAGES, {"uri": str(folder / "images"), "missing": "keep"})
+
+
+def read_digits(count: int = 300) -> tuple[list[Any], list[int]]:
+    """Handwritten digits, uint8 (8, 8), and their classes."""
+    found = dataset.load(DataSpec(uri="builtin:digits"))
+    pixels = (255 * np.asarray(found.inputs["inputs"][:count, 0])).astype(np.uint8)
+    return list(pixels), np.asarray(found.targets[:count]).tolist()
+
+
+def test_a_folder_of_images_has_the_trainings_own_accuracy(
+    digits: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_model, "CHUNK_ROWS", 17)
+    images = Path(digits.job().data.uri)
+    index = csv.read_csv(images / "index.csv").take(pa.array(loaded(digits).split.validation))
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, name in enumerate(index["file"].to_pylist()):
+        shutil.copy(images / name, flat / f"{number:03}.{'PNG' if number % 2 else 'png'}")
+    (flat / "notes.txt").write_text("not an image")
+    found = predict(digits, str(flat), str(tmp_path / "out.csv"))
+    assert found.columns == ["prediction", "probability", "file"]
+    predictions = csv.read_csv(tmp_path / "out.csv")
+    assert predictions["file"].to_pylist() == sorted(one.name for one in flat.glob("0*"))
+    right = np.array(predictions["prediction"]) == np.array(index["label"])
+    assert right.mean() == digits.read(Result).metrics["accuracy"]
+    # an index gives the order; subfolders do not count
+    predict(digits, str(images), str(tmp_path / "all.parquet"))
+    every = pq.read_table(tmp_path / "all.parquet")
+    assert every["file"].to_pylist() == csv.read_csv(images / "index.csv")["file"].to_pylist()
+
+
+def test_a_sources_own_predict_gets_images(digits: Run, tmp_path: Path) -> None:
+    code = """
+    def predict(model, rows):
+        [(name, images)] = rows.items()
+        kinds = [f"{name} {tuple(one.shape)} {one.dtype} {int(one.max())}" for one in images]
+        return {"prediction": kinds}
+    """
+    run, folder = with_source(digits, tmp_path, IMAGES + textwrap.dedent(code)), tmp_path / "rows"
+    folder.mkdir()
+    Image.new("RGB", (20, 30), (255, 255, 255)).save(folder / "large.jpg")
+    predict(run, str(folder), str(tmp_path / "out.parquet"))
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [
+        {"prediction": "image (1, 8, 8) torch.uint8 255", "file": "large.jpg"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "rows: got rows, a folder without images; allowed: .jpg, .jpeg, .png files, or an "),
+        ({"a.png": "no image"}, "a.png can't be read as an image"),
+        ({"index.csv": "name\na.png\n"}, "rows: rows/index.csv has no column 'file'"),
+        ({"index.csv": "file\nb.png\n"}, "rows: rows/index.csv names 'b.png'; allowed: files"),
+        ({"index.csv": "file\n../out.csv\n"}, "rows: rows/index.csv names '../out.csv'; allowed"),
+        ({"index.csv": "file\na.png,1\n"}, "rows: index.csv can't be read: "),
+    ],
+)
+def test_folders_of_images_that_can_not_be_read_are_refused_with_one_line(
+    digits: Run, tmp_path: Path, files: dict[str, str], says: str
+) -> None:
+    (tmp_path / "rows").mkdir()
+    for name, content in files.items():
+        (tmp_path / "rows" / name).write_text(content)
+    found = refusal(digits, tmp_path / "rows", tmp_path / "no.csv")
+    assert found.startswith("rows: ")
+    assert says in found
+
+
+def test_folders_may_be_in_s3(
+    numbers: Run, digits: Run, s3: S3Access, home: Path, tmp_path: Path
+) -> None:
+    table = write(tmp_path, a=[1.0, 2.0], b=[3, 4])
+    run = doors.run_at(numbers.uri)
+    store = open_store("s3://predict-rows/folders", run.settings)
+    for name in ("tables/a.parquet", "tables/b/c.parquet"):
+        store.put_file(name, table)
+    found = predict(run, f"{store.uri}/tables", str(tmp_path / "out.parquet"))
+    assert found.rows == 4
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    store.put_file("images/3/black.png", tmp_path / "black.png")
+    predict(doors.run_at(digits.uri), f"{store.uri}/images", str(tmp_path / "images.parquet"))
+    assert pq.read_table(tmp_path / "images.parquet")["file"].to_pylist() == ["3/black.png"]

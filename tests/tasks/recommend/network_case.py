@@ -46,8 +46,8 @@ def texts(length: int = 8, names: list[str] | None = None) -> DataSchema:
 
 
 def images(shape: tuple[int, int, int] = (1, 8, 8), names: list[str] | None = None) -> DataSchema:
-    """Images. `names`: of the target and of the files."""
-    target, column = names or ["label", "file"]
+    """Images. `names`: of the target and of the images."""
+    target, column = names or ["label", "image"]
     return _schema(
         "image-classification",
         {"inputs": shape},
