@@ -240,8 +240,7 @@ def decoded(source: Path | io.BytesIO, name: str, shape: ImageShape | None = Non
         else:
             picture = image.convert("L" if image.mode in ("1", "L") else "RGB")
         if shape is not None:
-            if shape.channels == 3:
-                picture = picture.convert("RGB")
+            picture = picture.convert("RGB" if shape.channels == 3 else "L")
             if picture.size != (shape.width, shape.height):
                 size = (shape.width, shape.height)
                 picture = picture.resize(size, Image.Resampling.BILINEAR)
