@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from trainwright.tasks import progress
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.modalities.augmentation import Augmentation, augmented
 from trainwright.tasks.data.modalities.images import ImageRows
@@ -66,6 +67,16 @@ class Dataset:
     seed: int = 0
     epoch: int | None = None
     """the epoch of training for which images are augmented; None: they are not"""
+
+    def class_rows(self) -> list[int]:
+        """The number of rows of each class, in both parts; empty without classes."""
+        import numpy as np
+
+        count, targets = len(self.schema.classes or ()), cast("Sliced", self.targets)
+        found = np.zeros(count, np.int64)
+        for begin in range(0, self.schema.rows if count else 0, CHUNK_ROWS):
+            found += np.bincount(targets[begin : begin + CHUNK_ROWS], minlength=count)
+        return [int(one) for one in found]
 
     def in_epoch(self, epoch: int) -> Dataset:
         """The same data as an epoch of training sees it."""
@@ -171,6 +182,18 @@ def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
     held_out = validation_rows(spec, seed, schema.rows, kept.get(TARGETS), kept.get(KEYS))
     count = int(np.count_nonzero(held_out))
     return schema.model_copy(update={"train_rows": schema.rows - count, "validation_rows": count})
+
+
+def say_changes(schema: DataSchema) -> None:
+    """Notices: which columns are left out, and which get another form."""
+    for name in schema.dropped:
+        what = f"column {name!r} has no values" if name else "a column has no name"
+        progress.emit("notice", message=f"data: {what}; it is left out")
+    for name, parts in schema.dates.items():
+        listed = ", ".join(map(repr, parts))
+        progress.emit(
+            "notice", message=f"data: column {name!r} holds dates; the model gets {listed}"
+        )
 
 
 def from_raw(raw: Raw, spec: DataSpec, seed: int = 0) -> Dataset:

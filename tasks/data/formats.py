@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.modalities.images import ImageFiles
 from trainwright.tasks.data.tables.arrow_numpy import to_arrow, to_numpy
-from trainwright.tasks.data.tables.table_source import open_table
+from trainwright.tasks.data.tables.table_source import listed, npy_header, open_table
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.data_spec import DataSpec
 
@@ -103,13 +103,13 @@ def read_arrays(path: Path, target: str) -> Raw:
     if target not in arrays or len(arrays) < 2:
         raise BadInput(
             f"data.target: got {target!r}; "
-            f"allowed: one of two or more arrays of {path.name}: {_names(arrays)}"
+            f"allowed: one of two or more arrays of {path.name}: {listed(arrays) or 'none'}"
         )
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise BadInput(
-            f"data.uri: got {path} with arrays of different lengths ({listed}); "
+            f"data.uri: got {path} with arrays of different lengths ({sizes}); "
             "allowed: one entry per row in each"
         )
     targets = arrays.pop(target)
@@ -137,30 +137,26 @@ def npz_arrays(path: Path) -> dict[str, Array]:
                 entry = archive.getinfo(f"{name}.npy")
             except KeyError:  # a member that is no array, which NumPy gives as bytes
                 raise ValueError(f"its member {name!r} is not an array") from None
-            stored = entry.compress_type == zipfile.ZIP_STORED
-            found[name] = _mapped(path, archive, entry) if stored else file[name]
+            with archive.open(entry) as member:
+                shape, by_column, dtype = npy_header(member)
+                inside = member.tell()
+            if entry.compress_type != zipfile.ZIP_STORED:
+                found[name] = file[name]
+            elif 0 in shape or not shape:
+                found[name] = np.zeros(shape, dtype)
+            else:
+                offset = inside + _begin(path, entry)
+                order: Any = "F" if by_column else "C"
+                found[name] = np.memmap(path, dtype, "r", offset, shape, order)
     return found
 
 
-def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
-    """An array that a zip file holds uncompressed, mapped into memory."""
-    import numpy as np
-    from numpy.lib import format as npy
-
-    with archive.open(entry) as file:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, by_column, dtype = read(file)
-        inside = file.tell()
-    if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded: they are pickles, which may run code")
-    if 0 in shape or not shape:
-        return np.zeros(shape, dtype)
+def _begin(path: Path, entry: zipfile.ZipInfo) -> int:
+    """Where a zip file's member begins that is not compressed."""
     with path.open("rb") as whole:  # the member's own header, whose length the index does not tell
         whole.seek(entry.header_offset + _LENGTHS_AT)
         lengths = struct.unpack("<HH", whole.read(4))
-    offset = entry.header_offset + _LENGTHS_AT + 4 + sum(lengths) + inside
-    return np.memmap(path, dtype, "r", offset, shape, "F" if by_column else "C")
+    return int(entry.header_offset + _LENGTHS_AT + 4 + sum(lengths))
 
 
 def read_images(folder: Path, target: str) -> Raw:
@@ -180,10 +176,12 @@ def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
         if name not in index.column_names:
             raise BadInput(
                 f"{column}: {folder / INDEX} has no column {name!r}; "
-                f"it has: {_names(index.column_names)}"
+                f"it has: {listed(index.column_names) or 'none'}"
             )
     paths = []
-    for name in index.column("file").to_pylist():
+    for row, name in enumerate(index.column("file").to_pylist()):
+        if name is None:
+            raise BadInput(f"data.uri: {folder / INDEX}: row {row} names no file; allowed: a file")
         path = folder / str(name)
         if not path.resolve().is_relative_to(folder.resolve()):
             raise BadInput(
@@ -193,14 +191,6 @@ def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
             raise BadInput(f"data.uri: {folder / INDEX} names {name!r}; there is no such file")
         paths.append(path)
     return index, [folder / INDEX, *paths]
-
-
-def _names(names: Iterable[str]) -> str:
-    listed = list(names)
-    return (
-        ", ".join(listed[:20]) + (f", … ({len(listed)} in all)" if len(listed) > 20 else "")
-        or "none"
-    )
 
 
 def file_sha256(paths: Iterable[Path]) -> str:

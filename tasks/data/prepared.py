@@ -66,37 +66,43 @@ def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
     task, or if the disk is full.
     """
     root = home / "prepared"
-    sha256 = _digest(spec, root)
+    known = root / "digests" / _state(spec)
+    sha256 = _kept_digest(known) or content_sha256(spec)
     by = [spec.split, spec.split_by] if spec.split_by is not None else []
     form = spec.model_dump(mode="json", include=_FORM, exclude_defaults=True)
     if spec.time is not None:  # the windows of series are split by time
         form["validation_fraction"] = spec.validation_fraction
     given = [_FORMAT, sha256, spec.target, spec.task, spec.missing, *by, *([form] if form else [])]
     folder = root / hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32]
-    if (found := _opened(folder, spec, seed)) is not None:
-        return found
-    root.mkdir(parents=True, exist_ok=True)
-    with locked(root / f"{folder.name}.lock", wait=True):
-        if (found := _opened(folder, spec, seed)) is None:  # else another process made it
-            _remove_unused(root)
-            with readable(spec):
-                _write(stored_rows(open_source(spec), sha256, spec), folder)
+    found = _opened(folder, spec, seed)
+    if found is None:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / f"{folder.name}.lock", wait=True):
             found = _opened(folder, spec, seed)
-            assert found is not None
+            if found is None:  # else another process made it
+                _remove_unused(root)
+                with readable(spec):
+                    _write(stored_rows(open_source(spec), sha256, spec), folder)
+                found = _opened(folder, spec, seed)
+                assert found is not None
+    if _kept_digest(known) is None:  # only of data that can be used
+        write_named(known, sha256.encode(), "TRAINWRIGHT_HOME")
     return found
 
 
-def _digest(spec: DataSpec, root: Path) -> str:
-    """The content's SHA-256, computed only if a file's state is new."""
+def _state(spec: DataSpec) -> str:
+    """A short name of the state of the source's files."""
     states = [(path.absolute(), path.stat()) for path in files_of(spec)]
     state = [(str(path), one.st_ino, one.st_size, one.st_mtime_ns) for path, one in states]
-    known = root / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
+
+
+def _kept_digest(file: Path) -> str | None:
+    """The content's SHA-256 that is known for a state."""
     with contextlib.suppress(OSError):
-        if len(text := known.read_text()) == 64:
+        if len(text := file.read_text()) == 64:
             return text
-    found = content_sha256(spec)
-    write_named(known, found.encode(), "TRAINWRIGHT_HOME")
-    return found
+    return None
 
 
 def _opened(folder: Path, spec: DataSpec, seed: int) -> Dataset | None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 CHUNK_ROWS = 1 << 18
+MIN_ROWS = 10
+"""The least rows for which a suite is inferred or a model recommended."""
 
 
 def require_rows(rows: int) -> None:

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.tasks import progress
 from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.modalities.date_columns import (
+    DateParts,
+    date_parts,
+    in_parts,
+    schema_in_parts,
+    used_dates,
+)
 from trainwright.tasks.data.modalities.forecast_table import forecast_windows
 from trainwright.tasks.data.modalities.images import (
     SMALL_PIXELS,
@@ -25,7 +32,12 @@ from trainwright.tasks.data.modalities.text_column import TextArrays, text_array
 from trainwright.tasks.data.row_split import require_rows, split_keys
 from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text, require_one_kind, scan
 from trainwright.tasks.data.tables.table_arrays import TableArrays, table_arrays
-from trainwright.tasks.data.tables.table_source import BATCH_ROWS, TableSource
+from trainwright.tasks.data.tables.table_source import (
+    BATCH_ROWS,
+    TableSource,
+    listed,
+    require_names,
+)
 from trainwright.tasks.data.tables.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
@@ -72,6 +84,11 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     _require_task(spec, _TABLE_TASKS, "a table")
     if spec.target not in names:
         _no_such_column(spec.target, names, spec, "data.target")
+    by = [spec.split_by] if spec.split_by is not None else []
+    if by and by[0] not in names:
+        _no_such_column(by[0], names, spec, "data.split_by")
+    dates = date_parts(source.schema, kept=[spec.target, *by])
+    unnamed, source = source.unnamed, _with_parts(source, dates)
     try:
         scans = scan(_shown(source.batches(), spec), source.schema, spec.target)
     except ValueError as error:
@@ -80,15 +97,13 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     require_rows(target.rows)
     if is_text(target.type) and spec.uri.lower().endswith(".csv"):
         require_one_kind(target, f"data.target: {spec.target!r}")
-    by = [spec.split_by] if spec.split_by is not None else []
-    if by and by[0] not in names:
-        _no_such_column(by[0], names, spec, "data.split_by")
     texts = text_column(scans, spec, by)
     table: TableArrays | TextArrays
     if texts is not None:
         table = text_arrays(source.batches(), scans[texts], spec)
     else:
         table = table_arrays(scans, spec, by)
+    used, dropped = used_dates({} if texts is not None else dates, table.dropped)
     task = spec.task or _task_of_table(target, texts)
     form = target_column(target, task)
 
@@ -110,7 +125,8 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         target_dtype=form.dtype,
         classes=form.classes,
         columns=table.columns,
-        dropped=table.dropped,
+        dropped=[*[""] * unnamed, *dropped],
+        dates=used,
         sha256=sha256,
     )
     arrays = {
@@ -121,6 +137,13 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         arrays[KEYS] = (target.rows,), "int64"
     values = {name: one.to_pylist() for name, one in table.vocabularies.items()}
     return StoredRows(schema, arrays, chunks, values)
+
+
+def _with_parts(source: TableSource, dates: DateParts) -> TableSource:
+    """The table with its columns of dates as columns of numbers."""
+    schema = schema_in_parts(source.schema, dates)
+    require_names(schema)
+    return TableSource(schema, lambda: (in_parts(batch, dates) for batch in source.batches()))
 
 
 def _task_of_table(target: ColumnScan, texts: str | None) -> Task:
@@ -136,7 +159,13 @@ def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     import numpy as np
 
     _require_fields(spec, image_size="a folder of images", augment="images")
-    windows, schema = forecast_windows(source.read(), sha256, spec)
+    used = [spec.time, spec.target, spec.series]
+    given = all(name is None or name in source.schema.names for name in used)
+    dates = date_parts(source.schema, kept=used) if given else {}
+    windows, schema = forecast_windows(_with_parts(source, dates).read(), sha256, spec)
+    read, dropped = used_dates(dates, schema.dropped)
+    dropped = [*[""] * source.unnamed, *dropped]
+    schema = schema.model_copy(update={"dates": read, "dropped": dropped})
     kept: dict[str, Kept] = {TARGETS: windows.targets(), **windows.parts()}
     series = windows.series
     if series is None or spec.series is None:
@@ -337,7 +366,6 @@ def _image_rows(images: ImageFiles, spec: DataSpec) -> ImageRows | Array:
 
 
 def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> NoReturn:
-    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
     raise BadInput(
-        f"{field}: got {name!r}; allowed: a column of {spec.uri}: {listed or 'it has none'}"
+        f"{field}: got {name!r}; allowed: a column of {spec.uri}: {listed(names) or 'it has none'}"
     )

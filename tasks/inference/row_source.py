@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.data.formats import INDEX
+from trainwright.tasks.data.modalities.date_columns import (
+    DateParts,
+    in_parts,
+    is_date,
+    schema_in_parts,
+)
 from trainwright.tasks.data.modalities.images import ImageFiles, ImageRows, ImageShape
 from trainwright.tasks.data.tables.table_source import (
     BATCH_ROWS,
@@ -30,10 +36,14 @@ class TableRows:
 
     path: Path
     schema: Any
+    dates: DateParts
+    _stored: Any
 
     @classmethod
-    def open(cls, path: Path, texts: Iterable[str]) -> TableRows:
+    def open(cls, path: Path, texts: Iterable[str], dates: DateParts) -> TableRows:
         """The rows of a file, unread. CSV columns in `texts` are read as texts.
+
+        Columns of `dates` in the file are given as their parts.
 
         Raises BadInput if it can't be read, or if a column occurs twice.
         """
@@ -43,20 +53,36 @@ class TableRows:
                     f"rows: got {path.name}, a folder without parquet files; allowed: a folder of "
                     "them"
                 )
-            schema = open_parquet(path).schema if _is_parquet(path) else _csv_schema(path, texts)
+            schema = (
+                open_parquet(path).schema if _is_parquet(path) else _csv_schema(path, texts, dates)
+            )
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
             raise BadInput(f"rows: {path.name}: the column {twice!r} occurs twice")
-        return cls(path, schema)
+        absent = {name: parts for name, parts in dates.items() if parts[0] not in schema.names}
+        there = {name: parts for name, parts in absent.items() if name in schema.names}
+        for name in absent:
+            if name in there and not _may_hold_dates(schema.field(name).type):
+                raise BadInput(
+                    f"rows: {path.name}: the column {name!r} holds {schema.field(name).type}; "
+                    "the run's model takes dates"
+                )
+            if name not in there:
+                raise BadInput(
+                    f"rows: {path.name} has no column {name!r}; the run's model takes its dates"
+                )
+        return cls(path, schema_in_parts(schema, there), there, schema)
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """These columns as record batches of at most `rows` rows; only the last one has fewer."""
         import pyarrow as pa
 
         kept: list[Any] = []
+        made = {part for parts in self.dates.values() for part in parts}
+        stored = [*(name for name in columns if name not in made), *self.dates]
         with _readable(self.path):
-            for batch in self._read(columns, rows):
-                kept.append(batch)
+            for batch in self._read(stored, rows):
+                kept.append(in_parts(batch, self.dates).select(list(columns)))
                 while sum(map(len, kept)) >= rows:
                     whole = kept[0] if len(kept) == 1 else pa.concat_batches(kept)
                     yield whole.slice(0, rows)
@@ -70,7 +96,7 @@ class TableRows:
         if _is_parquet(self.path):
             yield from open_parquet(self.path, columns, min(rows, BATCH_ROWS)).batches()
             return
-        types = {name: self.schema.field(name).type for name in columns}
+        types = {name: self._stored.field(name).type for name in columns}
         convert = csv.ConvertOptions(
             column_types=types, include_columns=list(columns), strings_can_be_null=True
         )
@@ -207,6 +233,12 @@ class _readable:
         raise BadInput(f"rows: {self._path.name} can't be read: {reason}") from error
 
 
+def _may_hold_dates(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return is_date(kind) or bool(pa.types.is_null(kind))
+
+
 def _is_parquet(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() == ".parquet"
 
@@ -217,7 +249,7 @@ def _blocks() -> Any:
     return csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
 
 
-def _csv_schema(path: Path, texts: Iterable[str]) -> Any:
+def _csv_schema(path: Path, texts: Iterable[str], dates: DateParts) -> Any:
     """The schema by the first block. Whole numbers are read as float64: later ones may not be."""
     import pyarrow as pa
     from pyarrow import csv
@@ -229,7 +261,8 @@ def _csv_schema(path: Path, texts: Iterable[str]) -> Any:
     return pa.schema(
         [
             one.with_type(pa.float64())
-            if pa.types.is_integer(one.type) or pa.types.is_null(one.type)
+            if (pa.types.is_integer(one.type) or pa.types.is_null(one.type))
+            and one.name not in dates
             else one
             for one in found
         ]

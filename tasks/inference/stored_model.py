@@ -93,7 +93,7 @@ class StoredModel:
                 f"{self._array_file}{', or a folder of images' if self.image else ''}"
             )
         texts = [one.name for one in schema.columns if one.kind in ("category", "text", "series")]
-        table = TableRows.open(path, texts)
+        table = TableRows.open(path, texts, schema.dates)
         wanted = schema.columns
         if self._of_series:  # past values of the target are inputs too
             wanted = [*wanted, Column(name=schema.target, kind="number")]
@@ -101,7 +101,8 @@ class StoredModel:
         columns = [one.name for one in wanted]
         size = max(1, _CHUNK_CELLS // len(columns))
         size = size if self._of_series else min(CHUNK_ROWS, size)
-        ignored = [name for name in ignored if name != schema.target]
+        parts = {part for one in schema.dates.values() for part in one}
+        ignored = [name for name in ignored if name != schema.target and name not in parts]
         return ignored, self._predicted_table(table.batches(columns, size), path.name)
 
     def of_images(self, folder: Path) -> tuple[list[str], Iterator[Any]]:

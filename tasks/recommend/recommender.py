@@ -10,7 +10,8 @@ from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.data.dataset import Dataset
-from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.data.row_split import MIN_ROWS
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.recommend.candidate_costs import Costs, costs_of
 from trainwright.tasks.recommend.candidates import as_metric, candidates, with_probe
 from trainwright.tasks.recommend.proposals import Proposal, proposals
@@ -27,7 +28,6 @@ from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.trials import probe
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
 from trainwright.tasks.recommend.trials.trial import Trial
-from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees, Candidate, Recommendation
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
@@ -57,11 +57,32 @@ class Advice:
         return {"job": job, **document, "source": source, "source_text": self.text}
 
 
-def offers(job: Job, schema: DataSchema, pool: Pool) -> list[Proposal]:
-    """The models that the data can have. Raises BadInput for an impossible job, or without any."""
+def offers(job: Job, data: Dataset, pool: Pool) -> list[Proposal]:
+    """The models that the data can have.
+
+    Raises BadInput for an impossible job, for too little data, or if no model is left.
+    """
     usable(pool, job)  # raises BadInput if there are too few
-    require_possible(job, pool, schema.train_rows)
-    return proposals(schema, job.recommend.templates)
+    require_possible(job, pool, data.schema.train_rows)
+    if job.data.expectations is None:
+        _require_enough(data)
+    return proposals(data.schema, job.recommend.templates)
+
+
+def _require_enough(data: Dataset) -> None:
+    """Raise BadInput for data that an inferred suite rejects: too few rows, in all or of a class.
+
+    A job with expectations of its own decides itself.
+    """
+    schema = data.schema
+    if schema.rows < MIN_ROWS and schema.task != "forecasting":  # of series, rows are windows
+        raise BadInput(f"data.uri: got {schema.rows} rows; allowed: at least {MIN_ROWS}")
+    for name, rows in zip(schema.classes or [], data.class_rows(), strict=True):
+        if rows != 1:
+            continue
+        raise BadInput(
+            f"data.target: the class {name[:40]!r} has one row; allowed: at least two of each"
+        )
 
 
 def advise(
@@ -83,7 +104,7 @@ def advise(
     limits.
     """
     schema = data.schema
-    offered = offers(job, schema, pool)
+    offered = offers(job, data, pool)
     costs = costs_of(offered, structures, job, given, pool, settings, calibrations)
     if all(one.plan is None for one in costs.values()):
         raise _nothing_fits(job, list(costs.values()))

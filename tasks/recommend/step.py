@@ -77,7 +77,7 @@ def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] 
     require_possible(job, pool)
     source = localized(job.data, settings)
     data = prepared(source, settings.home, job.train.seed)
-    structures = traced(offers(job, data.schema, pool), job, given, settings)
+    structures = traced(offers(job, data, pool), job, given, settings)
     return advise(job, given, source, data, pool, structures, settings, calibrations)
 
 

@@ -145,6 +145,7 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
 def failure_line(validation: Validation) -> str:
     """One line with the failing expectations and counts, and the columns that drifted."""
     failed = [expectation for expectation in validation.expectations if not expectation.success]
+    failed.sort(key=lambda one: one.expectation.startswith("expect_"))  # why it can't be used first
     listed = "; ".join(_line(expectation) for expectation in failed[:_NAMED])
     more = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
     total = len(validation.expectations)
@@ -162,18 +163,29 @@ def failure_line(validation: Validation) -> str:
 def _line(failed: Expectation) -> str:
     name = failed.expectation + (f"({failed.column})" if failed.column is not None else "")
     if failed.unexpected_count:
-        first = f", the first is row {failed.sample_rows[0]['index']}" if failed.sample_rows else ""
         rows = "row" if failed.unexpected_count == 1 else "rows"
-        return f"{name}: {failed.unexpected_count} {rows}{first}"
+        return f"{name}: {failed.unexpected_count} {rows}{_first_row(failed)}{_allowed(failed)}"
     if not failed.expectation.startswith("expect_"):  # our own: why no arrays can be made
         return str(failed.observed)
     if isinstance(failed.observed, str):  # the error that evaluating it raised
         return f"{name}: {_short(failed.observed)}"
+    return f"{name}: got {_short(str(failed.observed))}{_allowed(failed)}"
+
+
+def _first_row(failed: Expectation) -> str:
+    """The first failing row: its number, its value, and the target's beside it."""
+    if not failed.sample_rows:
+        return ""
+    row = dict(failed.sample_rows[0])
+    index = row.pop("index")
+    values = [f"{name} = {_short(repr(value), 40)}" for name, value in list(row.items())[:2]]
+    return f", the first is row {index}" + (f" ({', '.join(values)})" if values else "")
+
+
+def _allowed(failed: Expectation) -> str:
     allowed = ", ".join(f"{key}={_short(str(value))}" for key, value in failed.expected.items())
-    return f"{name}: got {_short(str(failed.observed))}" + (
-        f", expected {allowed}" if allowed else ""
-    )
+    return f", expected {allowed}" if allowed else ""
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else text[:197] + "..."
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

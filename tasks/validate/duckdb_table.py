@@ -56,7 +56,7 @@ class DuckDBDatabase:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._files = folder, dict[str, str]()
         self.engine = sqlalchemy.create_engine(
             f"duckdb:///{folder / 'table.duckdb'}",
             connect_args=self.connect_args,
@@ -104,10 +104,12 @@ class DuckDBDatabase:
         """Give queries an Arrow table by a name."""
         self._connection.register(name, table)
 
-    @staticmethod
-    def as_error(error: Exception) -> TrainwrightError:
+    def as_error(self, error: Exception) -> TrainwrightError:
         """The error that a failed query means."""
-        line = " ".join(str(error).split())[:300]
+        line = " ".join(str(error).split())
+        for link, file in self._files.items():
+            line = line.replace(link, file)
+        line = line[:300]
         if isinstance(error, duckdb.OutOfMemoryException | duckdb.IOException):
             return TrainwrightError(
                 f"validate: {MEMORY} of memory and the disk don't suffice: {line}"
@@ -129,6 +131,7 @@ class DuckDBTable(DuckDBDatabase):
         for number, file in enumerate(files):  # DuckDB would take a name as a pattern
             links.append(self._folder / f"part-{number:06}.parquet")
             links[-1].symlink_to(file.absolute())
+            self._files[str(links[-1])] = str(file)
         listed = ", ".join(f"'{_text(str(link))}'" for link in links)
         counts = self.query(
             f"SELECT num_rows FROM parquet_file_metadata([{listed}]) ORDER BY file_name"

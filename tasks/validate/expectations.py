@@ -162,7 +162,7 @@ def _validation(checked: Checked, spec: DataSpec, source: SuiteSource) -> Valida
     expectations = [
         _expectation(entry, checked, spec.target) for entry in checked.result["results"]
     ]
-    if checked.problem is not None and met:
+    if checked.problem is not None:
         usable = Expectation(expectation=USABLE, success=False, observed=checked.problem)
         expectations.append(usable)
     return Validation(

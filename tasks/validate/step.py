@@ -22,6 +22,7 @@ _NAMED = 20
 
 def work(context: RunContext) -> Reference:
     """Check the run's data. Raises DataRejected, after storing the result, if it fails."""
+    from trainwright.tasks.data.dataset import say_changes
     from trainwright.tasks.data.model_reader import schema_in_sandbox
     from trainwright.tasks.data.sources import content_sha256, localized
     from trainwright.tasks.validate.check import failure_line, validate
@@ -69,7 +70,8 @@ def work(context: RunContext) -> Reference:
         )
     run.objects.delete(REJECTION)  # of data that has been mended since
     _require_metrics(job, validation)
-    _say_what_is_dropped(validation)
+    if validation.data is not None:
+        say_changes(validation.data)
     if validation.suite_source == "inferred":
         keep_suite(root, job, run.uri, validation)
     return _reference(validation)
@@ -84,11 +86,6 @@ def _prepare(data: DataSpec, job: Job, settings: Settings) -> dict[str, list[str
 
     found = prepared(data, settings.home, job.train.seed)
     return found.names() if found.vocabularies else {}
-
-
-def _say_what_is_dropped(validation: Validation) -> None:
-    for name in validation.data.dropped if validation.data else ():
-        progress.emit("notice", message=f"data: column {name!r} has no values; it is left out")
 
 
 def _announce(validation: Validation) -> None:
@@ -162,6 +159,7 @@ def summary(reference: Reference) -> str:
 
 def validate_job(job: Job, settings: Settings) -> Validation:
     """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
+    from trainwright.tasks.data.dataset import say_changes
     from trainwright.tasks.data.model_reader import schema_of_model
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
@@ -187,7 +185,8 @@ def validate_job(job: Job, settings: Settings) -> Validation:
     found = with_version(found, kept)
     _announce(found)
     _require_metrics(job, found)
-    _say_what_is_dropped(found)
+    if found.data is not None:
+        say_changes(found.data)
     return with_drift(found, job.data, reference)
 
 

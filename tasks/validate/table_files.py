@@ -43,7 +43,7 @@ def table_files(spec: DataSpec, folder: Path) -> list[Path] | None:
         if path.is_dir() or path.suffix.lower() == ".parquet":
             files = parquet_files(path) if path.is_dir() else [path]
             first, *others = [parquet.read_schema(file).remove_metadata() for file in files]
-            if all(one.equals(first) for one in others):
+            if all(first.names) and all(one.equals(first) for one in others):
                 return files
         return [_written(source, folder / "rows.parquet")]
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:

@@ -22,6 +22,7 @@ def forecast_windows(table: Any, sha256: str, spec: DataSpec) -> tuple[Windows, 
         )
     if spec.split != "rows":
         raise BadInput(f"data.split: got {spec.split}; series are split by data.time already")
+    table, dropped = _without_empty(table, spec)
     found = series_table(
         table, time=spec.time, target=spec.target, series=spec.series, uri=spec.uri
     )
@@ -44,9 +45,21 @@ def forecast_windows(table: Any, sha256: str, spec: DataSpec) -> tuple[Windows, 
         target_dtype="float32",
         target_shape=(windows.horizon,),
         columns=_columns(table.column_names, spec, windows.names),
+        dropped=dropped,
         sha256=sha256,
     )
     return windows, schema
+
+
+def _without_empty(table: Any, spec: DataSpec) -> tuple[Any, list[str]]:
+    """The table without covariates that have no value, and their names."""
+    used = (spec.time, spec.target, spec.series)
+    empty = [
+        name
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        if name not in used and 0 < len(column) == column.null_count and spec.missing != "refuse"
+    ]
+    return table.drop_columns(empty), empty
 
 
 def _columns(names: list[str], spec: DataSpec, series: list[str]) -> list[Column]:

@@ -14,6 +14,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.data.modalities.seasons import chosen_history, chosen_horizon, season_of
 from trainwright.tasks.data.modalities.time_steps import calendar, read_stamps, shown_stamp, step_of
 from trainwright.tasks.data.tables.column_scan import as_float32, is_number, is_text
+from trainwright.tasks.data.tables.table_source import listed
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -128,12 +129,17 @@ def series_table(
         if name is not None and name not in table.column_names:
             raise BadInput(
                 f"data.{field}: got {name!r}; "
-                f"allowed: a column of {uri}: {', '.join(table.column_names)}"
+                f"allowed: a column of {uri}: {listed(table.column_names)}"
             )
     where = f"data.time: {uri}: column {time!r}"
     utc, shown = read_stamps(table.column(time), where)
     codes, names = _series_codes(table, series, uri)
     values = _numbers(table, target, uri)
+    if len(values) and (values == values[0]).all():
+        raise BadInput(
+            f"data.target: {target!r} is {values[0]:g} in all {len(values)} rows; "
+            "allowed: numbers that differ"
+        )
     known = [name for name in table.column_names if name not in (time, target, series)]
     covariates = np.empty((len(utc), len(known)), dtype=np.float32)
     for number, name in enumerate(known):

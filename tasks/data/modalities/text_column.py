@@ -14,6 +14,7 @@ from trainwright.tasks.data.modalities.tokens import (
     token_counts,
 )
 from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text
+from trainwright.tasks.data.tables.table_source import listed
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import Column
 from trainwright.tasks.spec.data_spec import DataSpec
@@ -71,7 +72,7 @@ def text_column(
             held = f", which holds {others[spec.text].type}" if spec.text in others else ""
             raise BadInput(
                 f"data.text: got {spec.text!r}{held}; "
-                f"allowed: a column of texts of {spec.uri}: {', '.join(texts) or 'it has none'}"
+                f"allowed: a column of texts of {spec.uri}: {listed(texts) or 'it has none'}"
             )
         return spec.text
     if spec.task == "text-classification":
@@ -110,7 +111,13 @@ def text_arrays(batches: Iterable[Any], scan: ColumnScan, spec: DataSpec) -> Tex
             "missing; allowed: none, unless data.missing is keep"
         )
     counts = [token_counts(batch.column(scan.name).drop_null().to_pylist()) for batch in batches]
-    length = text_length(np.concatenate([*counts, np.zeros(scan.missing, np.int64)]))
+    words = np.concatenate([*counts, np.zeros(scan.missing, np.int64)])
+    if not words.any():
+        raise BadInput(
+            f"data.text: {scan.name!r} of {spec.uri} has no word in {scan.rows} rows; "
+            "allowed: texts with words"
+        )
+    length = text_length(words)
     return TextArrays(
         scan.name, length, [Column(name=scan.name, kind="text", missing=scan.missing)]
     )

@@ -114,7 +114,8 @@ def table_arrays(
             columns.append(Column(name=name, kind="number", missing=missing))
     if not columns:
         raise BadInput(
-            f"data.uri: {spec.uri} has no column except the target; allowed: at least one input"
+            f"data.uri: {spec.uri} has no column with values except the target; "
+            "allowed: at least one input"
         )
     return TableArrays(columns, vocabularies, dropped)
 
@@ -127,8 +128,11 @@ def _require_usable(scan: ColumnScan, where: str, spec: DataSpec) -> None:
             "allowed: none, unless data.missing is keep"
         )
     if not (is_text(scan.type) or is_number(scan.type)):
-        raise BadInput(f"{where} holds {scan.type}; allowed: numbers, texts, true and false")
+        raise BadInput(f"{where} holds {scan.type}; allowed: numbers, texts, dates, true and false")
     bad = scan.infinite if keep else scan.infinite + scan.nan
     if bad:
-        what = "infinite" if keep else "NaN or infinite"
-        raise BadInput(f"{where}: {bad} of {scan.rows} values are {what}; allowed: none")
+        what = "infinite" if keep else "NaN, infinite"
+        raise BadInput(
+            f"{where}: {bad} of {scan.rows} values are {what} or too large for float32; "
+            "allowed: none"
+        )

@@ -11,8 +11,9 @@ Dictionary columns become plain values; decimals and float16 become float64.
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class TableSource:
 
     schema: Any
     batches: Callable[[], Iterator[Any]]
+    unnamed: int = 0
+    """columns without a name, which are left out, such as the index in a CSV file of pandas"""
 
     @classmethod
     def of(cls, table: Any) -> TableSource:
@@ -75,8 +78,8 @@ def _made(schema: Any, batches: Callable[[], Iterator[Any]]) -> TableSource:
     """The source whose batches get a schema without dictionaries and uncommon numbers."""
     import pyarrow as pa
 
-    _require_names(schema)
-    wanted = pa.schema([pa.field(one.name, _common(one.type)) for one in schema])
+    require_names(schema)
+    wanted = pa.schema([pa.field(one.name, _common(one.type)) for one in schema if one.name])
 
     def cast() -> Iterator[Any]:
         for batch in batches():
@@ -88,7 +91,7 @@ def _made(schema: Any, batches: Callable[[], Iterator[Any]]) -> TableSource:
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=wanted)
 
-    return TableSource(wanted, cast)
+    return TableSource(wanted, cast, len(schema) - len(wanted))
 
 
 def _common(kind: Any) -> Any:
@@ -101,12 +104,13 @@ def _common(kind: Any) -> Any:
     return pa.string() if pa.types.is_string_view(kind) else kind
 
 
-def _require_names(schema: Any) -> None:
+def require_names(schema: Any) -> None:
+    """Raise ValueError unless the names of an Arrow schema are different texts."""
     try:
         names = list(schema.names)
     except UnicodeDecodeError:
         raise ValueError("a column's name is not UTF-8 text") from None
-    doubled = sorted({name for name in names if names.count(name) > 1})
+    doubled = sorted({name for name in names if name and names.count(name) > 1})
     if doubled:
         raise ValueError(f"the column {doubled[0]!r} occurs twice")
 
@@ -125,7 +129,7 @@ def open_parquet(
     whole: Any = None
     for path in files:
         schema = parquet.ParquetFile(path).schema_arrow.remove_metadata()
-        _require_names(schema)
+        require_names(schema)
         whole = schema if whole is None else _unified(whole, schema, path.relative_to(folder))
     assert whole is not None
     if columns is not None:
@@ -171,6 +175,8 @@ def _npy(path: Path) -> TableSource:
     import numpy as np
     import pyarrow as pa
 
+    with path.open("rb") as file:
+        npy_header(file)
     array = np.load(path, allow_pickle=False, mmap_mode="r")
     if array.dtype.names is None and array.ndim != 2:
         raise ValueError(
@@ -191,15 +197,43 @@ def _npy(path: Path) -> TableSource:
     return _made(pa.RecordBatch.from_pydict(columns(array[:0])).schema, batches)
 
 
+def listed(names: Iterable[str]) -> str:
+    """The names of columns for a message: the first 20, each cut at 60 characters."""
+    known = list(names)
+    shown = ", ".join(name if len(name) <= 60 else f"{name[:59]}…" for name in known[:20])
+    return shown + (f", … ({len(known)} in all)" if len(known) > 20 else "")
+
+
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, whether by column, and type of the array in a .npy file, read from its start.
+
+    Raises ValueError if it is none, or holds Python objects.
+    """
+    from numpy.lib import format as npy
+
+    try:
+        version = npy.read_magic(file)
+    except ValueError:
+        raise ValueError("it holds no NumPy array") from None
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, by_column, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects: pickles, which may run code")
+    return shape, by_column, dtype
+
+
 def _csv(path: Path) -> TableSource:
     import pyarrow as pa
 
     size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise ValueError("it is UTF-16; allowed: UTF-8 text")
     if size == 0:
         return TableSource(pa.schema([]), lambda: iter(()))
     known: dict[str, Any] = {}
     schema = _csv_reader(path, known).schema
-    _require_names(schema)
+    require_names(schema)
     while size > _BLOCK_BYTES:  # else the first block was the whole
         try:
             for _ in _csv_reader(path, known):

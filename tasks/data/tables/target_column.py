@@ -78,8 +78,7 @@ def target_column(column: ColumnScan, task: Task) -> TargetColumn:
         return TargetColumn("int64", _classes(column, task, where))
     if text:
         raise BadInput(f"{where} holds texts; allowed for {task}: numbers")
-    if bad := column.nan + column.infinite:
-        raise BadInput(f"{where}: {bad} of {column.rows} values are NaN or infinite; allowed: none")
+    _require_finite_values(column, where)
     if task == "tabular-regression":
         _require_two(column, where, "numbers that differ")
     whole = pa.types.is_integer(column.type) and task == "custom"
@@ -94,8 +93,8 @@ def _classes(column: ColumnScan, task: Task, where: str) -> Any:
     assert column.values is not None
     values, _ = column.values.merged()
     if pa.types.is_floating(values.type):
-        whole = compute.all(compute.equal(values, compute.floor(values))).as_py()
-        if column.nan or column.infinite or whole is False:
+        _require_finite_values(column, where)
+        if compute.all(compute.equal(values, compute.floor(values))).as_py() is False:
             raise BadInput(
                 f"{where} holds fractions; allowed for {task}: whole numbers, texts, true and false"
             )
@@ -107,6 +106,14 @@ def _classes(column: ColumnScan, task: Task, where: str) -> Any:
         )
     _require_two(column, where, "at least two classes")
     return values
+
+
+def _require_finite_values(column: ColumnScan, where: str) -> None:
+    if bad := column.nan + column.infinite:
+        raise BadInput(
+            f"{where}: {bad} of {column.rows} values are NaN, infinite or too large for float32; "
+            "allowed: none"
+        )
 
 
 def _require_two(column: ColumnScan, where: str, allowed: str) -> None:

@@ -44,7 +44,11 @@ class DataSchema(Value):
         default=None, description="labels in the order of their numbers"
     )
     dropped: list[str] = Field(
-        default_factory=list, description="columns without any value; the model does not get them"
+        default_factory=list,
+        description="columns without a value or a name (''); the model does not get them",
+    )
+    dates: dict[str, list[str]] = Field(
+        default_factory=dict, description="by column of dates: the number columns made of it"
     )
     sha256: str = Field(description="digest of the content; a change of the data changes it")
     columns: list[Column] = Field(

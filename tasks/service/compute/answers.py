@@ -112,7 +112,7 @@ def _offers(request: dict[str, Any]) -> list[dict[str, Any]]:
     job, pool, data = _job_with_data(request)
     spec = batch_spec(data.schema).model_dump(mode="json")
     found = []
-    for one in offers(job, data.schema, pool):
+    for one in offers(job, data, pool):
         train, model = with_recipe(job, one.recipe, request["given"]).train, one.model()
         files = {name: content.decode() for name, content in model.files.items()}
         traced = {

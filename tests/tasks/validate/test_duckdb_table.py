@@ -19,7 +19,7 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.check import failure_line, validate
-from trainwright.tasks.validate.duckdb_table import DuckDBTable, can_hold
+from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable, can_hold
 from trainwright.tasks.validate.gx_run import keep_one_connection, run_on_frame, run_on_table
 
 ROWS = 200
@@ -237,8 +237,10 @@ def test_a_file_that_is_cut_short_is_refused_in_one_line(tmp_path: Path, opened:
     assert "\n" not in str(caught.value)
 
 
-def test_too_little_memory_is_said_in_one_line() -> None:
-    found = DuckDBTable.as_error(duckdb.OutOfMemoryException("Out of Memory Error:\n 3 GiB"))
+def test_too_little_memory_is_said_in_one_line(tmp_path: Path) -> None:
+    found = DuckDBDatabase(tmp_path).as_error(
+        duckdb.OutOfMemoryException("Out of Memory Error:\n 3 GiB")
+    )
     assert str(found) == (
         "validate: 400MB of memory and the disk don't suffice: Out of Memory Error: 3 GiB"
     )
