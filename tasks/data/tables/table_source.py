@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 BATCH_ROWS = 1 << 16
+_BATCH_VALUES = 1 << 24
 _BLOCK_BYTES = 64 * 2**20
 _BUFFER_BYTES = 2**20
 _MISLED = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (.*): invalid (.*)", re.S)
@@ -134,6 +135,7 @@ def open_parquet(
     assert whole is not None
     if columns is not None:
         whole = pa.schema([whole.field(name) for name in columns])
+    batch_rows = max(1, min(batch_rows, _BATCH_VALUES // max(1, len(whole))))
 
     def batches() -> Iterator[Any]:
         for path in files:

@@ -373,9 +373,10 @@ def test_if_no_disk_has_room_for_a_checkpoint_training_continues_and_keeps_the_l
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_limit_left")
-@pytest.mark.parametrize(("of", "resumes"), [("launcher", 48), ("ranks", 24)])
+# A busy machine may not have saved the checkpoint of step 24 when the limit begins.
+@pytest.mark.parametrize(("of", "resumes"), [("launcher", (48,)), ("ranks", (20, 24))])
 def test_if_no_disk_has_room_for_the_last_checkpoint_training_fails_and_resumes_from_the_newest(
-    tmp_path: Path, of: str, resumes: int
+    tmp_path: Path, of: str, resumes: tuple[int, ...]
 ) -> None:
     asked = with_large_model(
         request(tmp_path, [40, 20], devices=SLOW, epochs=2, checkpoint={"every_steps": 20})
@@ -389,7 +390,7 @@ def test_if_no_disk_has_room_for_the_last_checkpoint_training_fails_and_resumes_
     ):
         train(asked)
     limit_files(resource.RLIM_INFINITY)
-    assert train(asked).resumed_from_step == resumes  # the newest on this machine
+    assert train(asked).resumed_from_step in resumes  # the newest on this machine
     assert files.list_states(asked.store())[-1].step == 48
 
 
