@@ -1,4 +1,4 @@
-"""Every template trains in every precision: models for tables here, half precision also in ranks."""
+"""Every template trains in every precision; in half precision also in ranks."""
 
 from __future__ import annotations
 
