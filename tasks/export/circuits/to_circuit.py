@@ -1,0 +1,255 @@
+"""The kind `rtl`: a finished run's model as Verilog, simulated on all its validation rows.
+
+    1. in the sandbox: read the layers, search bit widths, choose integers (`circuit_process`)
+    2. write the circuits (`pipelined`, `sequential`) and their test benches
+    3. simulate; every output must be the integer model's (`simulate`)
+    4. cells and clock on two families of FPGA (`synthesize`), beside what was predicted
+
+Nothing that a user wrote gets into Verilog or a command: both are made of numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainwright.infra.sandbox import names_memory
+from trainwright.infra.sandbox.client import call
+from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
+from trainwright.tasks.export.exportable import Exportable, ExportOptions
+from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
+
+if TYPE_CHECKING:
+    from trainwright.tasks.export.circuits.integer_model import IntegerModel
+    from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
+    from trainwright.tasks.export.circuits.sequential import SequentialCircuit
+    from trainwright.tasks.export.circuits.simulate import Simulated
+
+    Circuit = PipelinedCircuit | SequentialCircuit
+
+PROCESS = "trainwright.tasks.export.circuits.circuit_process:answer"
+Style = Literal["pipelined", "sequential"]
+_MODEL = "model.npz"
+_SEARCH_S = 60.0
+_MOST_CYCLES = 50_000_000
+"""of all validation rows in the simulation of a sequential circuit"""
+
+
+def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> ExportReport:
+    """Write Verilog, test benches, the integer model, a picture and a README into a folder.
+
+    Raises BadInput for a model that no circuit can hold or whose metric falls too far,
+    ServiceUnreachable if a tool is not installed, TrainwrightError if an output differs.
+    """
+    from trainwright.tasks.export.circuits import circuit_page, synthesize
+    from trainwright.tasks.export.circuits.integer_model import load
+    from trainwright.tasks.export.circuits.simulate import require_simulator
+
+    synthesize.require_tools()
+    require_simulator()
+    found = _integers(model, folder / _MODEL, options)
+    integers = load(folder / _MODEL)
+    circuits, simulated = {}, {}
+    for style in found["styles"]:
+        circuits[style] = _written(style, integers, folder)
+        simulated[style] = _proven(style, circuits[style], integers, model, folder, options)
+    report = ExportReport(
+        kind="rtl",
+        run=model.run_uri,
+        data_sha256=model.data_sha256,
+        files=[],
+        metric=found["metric"],
+        metrics=MetricPair(trained=found["trained"], exported=found["exported"]),
+        agreement=found["agreement"],
+        max_error=found["max_error"],
+        rows=found["rows"],
+        tolerance=options.tolerance,
+        notes=_notes(found, options),
+        vectors=sum(one.vectors for tools in simulated.values() for one in tools[:1]),
+        mismatches=sum(one.mismatches for tools in simulated.values() for one in tools),
+        latency_cycles={style: tools[0].latency_cycles for style, tools in simulated.items()},
+    )
+    report = _with_cells(report, circuits, integers, folder, options)
+    simulators = {one.tool: one.version for tools in simulated.values() for one in tools}
+    report = report.model_copy(update={"tools": simulators | report.tools})
+    circuit_page.write(report, integers, folder)
+    names = sorted(path.name for path in folder.iterdir())
+    return report.model_copy(update={"files": names})
+
+
+def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str, Any]:
+    """What the sandboxed process says; the integer model is written to `path`."""
+    from trainwright.tasks.export.circuits.synthesize import FPGAS
+
+    rows, largest = model.rows, FPGAS[-1]
+    styles = ["pipelined", "sequential"] if options.style == "both" else [options.style]
+    request = {
+        "source": str(model.source),
+        "entry": model.entry,
+        "config": dict(model.config),
+        "weights": str(model.weights),
+        "classes": model.schema.classes,
+        "of_table": model.schema.task.startswith("tabular"),
+        "validation": {name: str(one) for name, one in rows.validation.items()},
+        "targets": str(rows.targets),
+        "calibration": {name: str(one) for name, one in rows.calibration.items()},
+        "tolerance": options.tolerance,
+        "search_s": min(_SEARCH_S, options.limits.timeout_s / 4),
+        "styles": styles,
+        "capacity": {
+            "cells": largest.cells,
+            "weights": largest.memory_bits // 8,
+            "cycles": _MOST_CYCLES,
+        },
+    }
+    try:
+        outcome = call(PROCESS, request, options.limits, [model.folder])
+    except OSError as error:
+        raise TrainwrightError(f"export: {error}") from error
+    if not outcome.answer:
+        memory = names_memory(outcome.last_line) or outcome.stopped_by == "memory"
+        raised = "MEMORY_GIB" if memory else "TIMEOUT_S" if outcome.stopped_by == "time" else ""
+        way_out = f"; TRAINWRIGHT_EXPORT_{raised} raises the limit" if raised else ""
+        raise BadInput(f"model: exporting {model.entry} {outcome.failure(options.limits)}{way_out}")
+    head, _, stored = outcome.answer.partition(b"\n")
+    document: dict[str, Any] = json.loads(head)
+    if "error" in document:
+        raise from_document(document["error"])
+    path.write_bytes(stored)
+    return document
+
+
+def _written(style: Style, integers: IntegerModel, folder: Path) -> Circuit:
+    from trainwright.tasks.export.circuits.pipelined import write_pipelined
+    from trainwright.tasks.export.circuits.sequential import write_sequential
+
+    return (write_pipelined if style == "pipelined" else write_sequential)(integers, folder)
+
+
+def _proven(
+    style: Style,
+    circuit: Circuit,
+    integers: IntegerModel,
+    model: Exportable,
+    folder: Path,
+    options: ExportOptions,
+) -> list[Simulated]:
+    """The simulation of all validation rows. Raises TrainwrightError if an output differs."""
+    import numpy as np
+
+    from trainwright.tasks.export.circuits.simulate import simulate, write_bench
+
+    rows = {name: np.load(path) for name, path in model.rows.validation.items()}
+    inputs = integers.prepare(rows)
+    bench = write_bench(circuit, inputs, integers.run(inputs), folder)
+    found = simulate([*circuit.files, bench], folder, options.limits.timeout_s)
+    for one in found:
+        if one.mismatches:
+            raise TrainwrightError(
+                f"export: the {style} circuit is wrong: {one.tool} found {one.mismatches} of "
+                f"{one.outputs} outputs that are not the integer model's"
+            )
+    return found
+
+
+def _notes(found: dict[str, Any], options: ExportOptions) -> list[str]:
+    widths = found["widths"]
+    notes = [
+        f"bits: input {widths['inputs']}; weights by layer {_list(widths['weights'])}; outputs by "
+        f"layer {_list(widths['outputs'])} (0: none, or as they come)"
+    ]
+    wanted = ["pipelined", "sequential"] if options.style == "both" else [options.style]
+    notes += [
+        f"no {style} circuit: it would be too large"
+        for style in wanted
+        if style not in found["styles"]
+    ]
+    return notes
+
+
+def _list(bits: list[int]) -> str:
+    return ", ".join(map(str, bits))
+
+
+def _with_cells(
+    report: ExportReport,
+    circuits: dict[Style, Circuit],
+    integers: IntegerModel,
+    folder: Path,
+    options: ExportOptions,
+) -> ExportReport:
+    """The report with cells, clocks and energy. What was too large or late has a note."""
+    from trainwright.tasks.export.circuits import synthesize
+    from trainwright.tasks.export.circuits.energy import SOURCE, energy_j
+
+    cells, clocks, energies = [], {}, {}
+    notes = list(report.notes)
+    timeout_s = options.limits.timeout_s
+    with tempfile.TemporaryDirectory(prefix="trainwright-circuit-") as name:
+        for style, circuit in circuits.items():
+            harness = folder / f"{style}_harness.v"
+            harness.write_text(_harness(circuit))
+            for family in synthesize.FAMILIES:
+                predicted = _predicted(circuit, integers, family)
+                work = Path(name, f"{style}-{family}")
+                work.mkdir()
+                for path in folder.iterdir():
+                    shutil.copy(path, work / path.name)
+                files = [work / path.name for path in circuit.files]
+                made = synthesize.synthesise(
+                    family, predicted, files, circuit.top, work / harness.name, work, timeout_s
+                )
+                cells.append(
+                    CircuitCells(
+                        family=family,
+                        style=style,
+                        device=made.fpga.name,
+                        predicted=round(predicted),
+                        lookup_tables=made.luts,
+                        cells=dict(made.kinds),
+                        fmax_mhz=made.fmax_mhz,
+                        note=made.note,
+                    )
+                )
+                if made.fmax_mhz is not None:
+                    clocks[family] = max(made.fmax_mhz, clocks.get(family, 0.0))
+                energies[style, family] = energy_j(circuit, made.luts)
+        versions = synthesize.tool_versions(Path(name), timeout_s)
+    least = min(energies, key=lambda one: energies[one])
+    notes.append(f"energy: that of the {least[0]} circuit on {least[1]}")
+    return _replaced(
+        report,
+        cells=cells,
+        fmax_mhz=clocks,
+        energy_j=energies[least],
+        energy_source=SOURCE,
+        tools=versions,
+        notes=notes,
+    )
+
+
+def _replaced(report: ExportReport, **fields: Any) -> ExportReport:
+    """A report with other values of some fields, checked."""
+    return ExportReport.model_validate({**report.model_dump(), **fields})
+
+
+def _harness(circuit: Circuit) -> str:
+    from trainwright.tasks.export.circuits import synthesize
+    from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
+
+    if isinstance(circuit, PipelinedCircuit):
+        inputs, outputs = circuit.inputs, circuit.outputs
+        return synthesize.pipelined_harness(inputs[0] * inputs[1], outputs[0] * outputs[1])
+    return synthesize.sequential_harness(circuit.input_bits, circuit.sum_bits)
+
+
+def _predicted(circuit: Circuit, integers: IntegerModel, family: str) -> float:
+    from trainwright.tasks.export.circuits import predict_cells
+    from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
+
+    if isinstance(circuit, PipelinedCircuit):
+        return predict_cells.pipelined_cells(circuit.adder_bits, family)
+    return predict_cells.sequential_cells(circuit, len(integers.layers), family)
