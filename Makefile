@@ -10,7 +10,7 @@ BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 # Test files run in parallel, the longest first (tests/conftest.py).
 BESIDE := -n logical --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
-SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
+SYSTEM_PACKAGES := iverilog postgresql redis-server openssh-server chromium openssh-client iproute2
 RETRIES := -o Acquire::Retries=3
 
 .PHONY: help setup setup-system run test test-all test-with lint bench clean

@@ -70,9 +70,7 @@ def picture(model: IntegerModel) -> str:
         )
         for row, text in enumerate((title, size.strip(), bits)):
             weight = ' font-weight="600"' if row == 0 else ""
-            parts.append(
-                f'<text x="{left + 10}" y="{22 + 20 * row}"{weight}>{escape(text)}</text>'
-            )
+            parts.append(f'<text x="{left + 10}" y="{22 + 20 * row}"{weight}>{escape(text)}</text>')
         if number:
             parts.append(
                 f'<path d="M{left - _GAP + 4} {_HEIGHT / 2}h{_GAP - 8}m-6 -4l6 4l-6 4" '
@@ -116,9 +114,10 @@ def _readme(report: ExportReport, model: IntegerModel, folder: Path) -> str:
     energy = f"{report.energy_j:.2g} J" if report.energy_j is not None else "not known"
     parts = [
         "# A model as a circuit",
-        f"Made by trainwright from the run {report.run}. {report.metric} {report.metrics.exported:.4g},"
-        f" trained {report.metrics.trained:.4g}, on {report.rows:,} validation rows. Simulated with "
-        f"all of them: {report.mismatches} of the outputs differ from the integer model's.",
+        f"Made by trainwright from the run {report.run}. {report.metric} "
+        f"{report.metrics.exported:.4g}, trained {report.metrics.trained:.4g}, on {report.rows:,} "
+        f"validation rows. Simulated with all of them: {report.mismatches} of the outputs differ "
+        "from the integer model's.",
         "The circuit takes whole numbers. " + host,
         "\n".join(
             [

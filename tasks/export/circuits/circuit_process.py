@@ -177,7 +177,7 @@ def _judged(
     found = [style for style in request["styles"] if fits[style]]
     if found:
         return found
-    of_layers = {
+    of_layers: dict[str, tuple[list[Any], str, float, float]] = {
         "pipelined": (bits, "cells", pipelined_cells(sum(bits), "ecp5"), most["cells"]),
         "sequential": (products, "products", sum(products), most["cycles"] / rows),
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np  # noqa: TID253 - this is a separate process
 import torch  # noqa: TID253
-from torch.nn import functional
+from torch.nn import functional  # noqa: TID253
 
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
 from trainwright.tasks.export.circuits.quantised_network import (

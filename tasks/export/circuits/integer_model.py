@@ -86,7 +86,7 @@ class IntegerLayer:
         windows = np.lib.stride_tricks.sliding_window_view(padded, shape.kernel, (2, 3))
         windows = windows[:, :, ::down, ::right][:, :, : shape.outputs[1], : shape.outputs[2]]
         if shape.kind == "max-pool":
-            return windows.max((4, 5))
+            return np.asarray(windows.max((4, 5)))
         rows = windows.shape[0]
         if shape.by_channel:
             flat = windows.reshape(*windows.shape[:4], -1)
@@ -101,9 +101,9 @@ class IntegerLayer:
         """The outputs for these inputs, (rows, channels, height, width), int64."""
         found = self.sums(inputs)
         if self.low is None or self.high is None:
-            return np.maximum(found, 0) if self.relu else found
+            return np.asarray(np.maximum(found, 0)) if self.relu else found
         half = 1 << (self.shift - 1) if self.shift else 0
-        return np.clip((found + half) >> self.shift, self.low, self.high)
+        return np.asarray(np.clip((found + half) >> self.shift, self.low, self.high))
 
     def sum_range(self, low: int, high: int) -> tuple[int, int]:
         """The smallest and the largest sum, on the way to it too, for inputs in low..high."""
@@ -286,7 +286,7 @@ class IntegerModel:
         text = json.dumps({"layers": layers, "programs": programs, **numbers})
         arrays["text"] = np.frombuffer(text.encode(), dtype=np.uint8)
         with open(path, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
 
 
 def load(path: str | Path) -> IntegerModel:

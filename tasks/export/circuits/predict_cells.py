@@ -62,7 +62,7 @@ def _layer_bits(layer: IntegerLayer, low: int, high: int) -> float:
         return _COMPARED * shape.count * (shape.terms - 1) * width
     adders = float(np.maximum(signed_digits(layer.weights).sum(1) - 1, 0).sum())
     of_one = _FACTOR * (adders + 1) ** _POWER * (width + _OFFSET) ** _WIDTH_POWER
-    return shape.positions * of_one
+    return float(shape.positions * of_one)
 
 
 def signed_digits(numbers: Array) -> Array:

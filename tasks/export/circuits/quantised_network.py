@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np  # noqa: TID253 - this is a separate process
 import torch  # noqa: TID253
-from torch.nn import functional
+from torch.nn import functional  # noqa: TID253
 
 from trainwright.tasks.export.circuits.integer_model import IntegerLayer, IntegerModel
 from trainwright.tasks.export.circuits.read_layers import FloatCircuit, FloatLayer
@@ -240,9 +240,11 @@ def narrower(widths: BitWidths, part: str, layer: int) -> BitWidths:
     """The same widths, with one bit less in the `weights` or `outputs` of a layer, or `inputs`."""
     if part == "inputs":
         return replace(widths, inputs=widths.inputs - 1)
-    bits = list(getattr(widths, part))
+    bits = list(widths.weights if part == "weights" else widths.outputs)
     bits[layer] -= 1
-    return replace(widths, **{part: tuple(bits)})
+    if part == "weights":
+        return replace(widths, weights=tuple(bits))
+    return replace(widths, outputs=tuple(bits))
 
 
 def _learns(layer: FloatLayer) -> bool:

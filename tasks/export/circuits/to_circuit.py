@@ -52,7 +52,8 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
     require_simulator()
     found = _integers(model, folder / _MODEL, options)
     integers = load(folder / _MODEL)
-    circuits, simulated = {}, {}
+    circuits: dict[Style, Circuit] = {}
+    simulated: dict[Style, list[Simulated]] = {}
     for style in found["styles"]:
         circuits[style] = _written(style, integers, folder)
         simulated[style] = _proven(style, circuits[style], integers, model, folder, options)
@@ -185,7 +186,9 @@ def _with_cells(
     from trainwright.tasks.export.circuits import synthesize
     from trainwright.tasks.export.circuits.energy import SOURCE, energy_j
 
-    cells, clocks, energies = [], {}, {}
+    cells: list[CircuitCells] = []
+    clocks: dict[str, float] = {}
+    energies: dict[tuple[Style, str], float] = {}
     notes = list(report.notes)
     timeout_s = options.limits.timeout_s
     with tempfile.TemporaryDirectory(prefix="trainwright-circuit-") as name:
@@ -198,10 +201,8 @@ def _with_cells(
                 work.mkdir()
                 for path in folder.iterdir():
                     shutil.copy(path, work / path.name)
-                files = [work / path.name for path in circuit.files]
-                made = synthesize.synthesise(
-                    family, predicted, files, circuit.top, work / harness.name, work, timeout_s
-                )
+                names = [*(path.name for path in circuit.files), harness.name]
+                made = synthesize.synthesise(family, predicted, names, circuit.top, work, timeout_s)
                 cells.append(
                     CircuitCells(
                         family=family,

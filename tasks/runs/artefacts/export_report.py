@@ -65,9 +65,16 @@ class CircuitCells(Value):
 
     family: str = Field(description="such as ice40 or ecp5")
     style: Literal["pipelined", "sequential"]
-    predicted: int | None = Field(default=None, description="cells before synthesis")
+    device: str | None = Field(default=None, description="the FPGA it was placed on")
+    predicted: int | None = Field(
+        default=None, description="lookup tables with four inputs, before synthesis"
+    )
+    lookup_tables: int | None = Field(
+        default=None, description="after synthesis, those of adders included"
+    )
     cells: dict[str, int] = Field(description="cells by kind, such as LUT4")
     fmax_mhz: float | None = Field(default=None, description="clock after routing")
+    note: str | None = Field(default=None, description="why there is no clock")
 
 
 class ExportReport(Artefact):
