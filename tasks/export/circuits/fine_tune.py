@@ -72,11 +72,11 @@ def tune(
     of a table, with ranges of their own. `cost`: predicted cells.
     """
     torch.manual_seed(0)
-    search = _Search(circuit, numbers, classes, of_table, cost, limits)
+    search = _WidthSearch(circuit, numbers, classes, of_table, cost, limits)
     return search.run()
 
 
-class _Search:
+class _WidthSearch:
     def __init__(
         self,
         circuit: FloatCircuit,

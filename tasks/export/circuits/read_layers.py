@@ -65,7 +65,7 @@ class _Embedded:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class _DenseSum:
     """A sum of dense layers of host values: one dense layer of all these values together."""
 
     parts: tuple[tuple[_OnHost, torch.Tensor], ...]
@@ -168,9 +168,9 @@ class _Reader:
         first = arguments[0]
         if name in _IDENTITIES and not isinstance(first, _OnHost):
             return first
-        if name in _LAYERS and isinstance(first, _OnHost | _Affine | _Signal | torch.Tensor):
+        if name in _LAYERS and isinstance(first, _OnHost | _DenseSum | _Signal | torch.Tensor):
             return _LAYERS[name](self, node, *arguments, **keywords)
-        if name == "add" and any(isinstance(one, _Affine) for one in arguments):
+        if name == "add" and any(isinstance(one, _DenseSum) for one in arguments):
             return self._sum(node, *arguments)
         return self._host_step(node, name, arguments, keywords)
 
@@ -188,7 +188,7 @@ class _Reader:
     ) -> Any:
         bias = torch.zeros(len(weights)) if bias is None else bias
         if isinstance(x, _OnHost) and not x.of_circuit and len(x.shape) == 1:
-            return _Affine(((x, weights.double()),), bias.double(), _module(node))
+            return _DenseSum(((x, weights.double()),), bias.double(), _module(node))
         signal = self._as_signal(node, x)
         if len(signal.shape) != 1:
             raise self._refused(node, "a dense layer of an input that is not flat")
@@ -356,10 +356,10 @@ class _Reader:
 
     def _sum(self, node: Any, x: Any, y: Any, *more: Any) -> Any:
         """A sum of dense layers and constants. Several layers are one of all their inputs."""
-        affine, other = (x, y) if isinstance(x, _Affine) else (y, x)
+        affine, other = (x, y) if isinstance(x, _DenseSum) else (y, x)
         if more:
             raise self._refused(node, "a scaled sum")
-        if isinstance(other, _Affine):
+        if isinstance(other, _DenseSum):
             parts = affine.parts + other.parts
             return replace(affine, parts=parts, bias=affine.bias + other.bias)
         if isinstance(other, torch.Tensor | float | int):
@@ -370,7 +370,7 @@ class _Reader:
         """A value as the output of layers; a dense layer of host values is completed."""
         if isinstance(value, _Signal):
             return value
-        if isinstance(value, _Affine):
+        if isinstance(value, _DenseSum):
             source = value.parts[0][0]
             if len(value.parts) > 1:
                 names: list[Any] = [[part.name for part, _ in value.parts], 1]
@@ -428,7 +428,7 @@ class _Reader:
 
     def _to_host(self, value: Any) -> Any:
         """A value of the circuit as the host gets it: the circuit ends here."""
-        if isinstance(value, _Affine):
+        if isinstance(value, _DenseSum):
             value = self._as_signal(None, value)
         if not isinstance(value, _Signal):
             return value
@@ -449,14 +449,14 @@ class _Reader:
                 embedded.codes, "one_hot_sum", [embedded.codes.name, count], (count,)
             )
             weights = embedded.weights.double().T
-            return _Affine(((codes, weights),), torch.zeros(1).double(), _module(node))
+            return _DenseSum(((codes, weights),), torch.zeros(1).double(), _module(node))
         arguments = [self._to_host(one) for one in arguments]
         rows = [one for one in _flat(arguments) if isinstance(one, _OnHost)]
         if not rows or len({one.of_circuit for one in rows}) > 1:
             raise self._refused(node, f"the operation {name}")
         shape = tuple(node.meta["val"].shape[1:])
         step = _host_arguments(name, arguments, keywords, shape)
-        if step is None or any(isinstance(one, _Embedded | _Affine) for one in _flat(arguments)):
+        if step is None or any(isinstance(one, _Embedded | _DenseSum) for one in _flat(arguments)):
             raise self._refused(node, f"the operation {name}")
         operation, wanted = step
         return self._step(rows[0], operation, [self._written(one) for one in wanted], shape)
@@ -556,7 +556,7 @@ def _module(node: Any) -> str:
 
 
 def _any_row_value(arguments: list[Any]) -> bool:
-    kinds = (_OnHost, _Embedded, _Affine, _Signal)
+    kinds = (_OnHost, _Embedded, _DenseSum, _Signal)
     return any(isinstance(one, kinds) for one in _flat(arguments))
 
 

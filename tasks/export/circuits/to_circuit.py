@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Circuit = PipelinedCircuit | SequentialCircuit
 
 PROCESS = "trainwright.tasks.export.circuits.circuit_process:answer"
-Style = Literal["pipelined", "sequential"]
+CircuitStyle = Literal["pipelined", "sequential"]
 _MODEL = "model.npz"
 _SEARCH_S = 60.0
 _MOST_CYCLES = 50_000_000
@@ -52,8 +52,8 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
     require_simulator()
     found = _integers(model, folder / _MODEL, options)
     integers = load(folder / _MODEL)
-    circuits: dict[Style, Circuit] = {}
-    simulated: dict[Style, list[Simulated]] = {}
+    circuits: dict[CircuitStyle, Circuit] = {}
+    simulated: dict[CircuitStyle, list[Simulated]] = {}
     for style in found["styles"]:
         circuits[style] = _written(style, integers, folder)
         simulated[style] = _proven(style, circuits[style], integers, model, folder, options)
@@ -123,7 +123,7 @@ def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str
     return document
 
 
-def _written(style: Style, integers: IntegerModel, folder: Path) -> Circuit:
+def _written(style: CircuitStyle, integers: IntegerModel, folder: Path) -> Circuit:
     from trainwright.tasks.export.circuits.pipelined import write_pipelined
     from trainwright.tasks.export.circuits.sequential import write_sequential
 
@@ -131,7 +131,7 @@ def _written(style: Style, integers: IntegerModel, folder: Path) -> Circuit:
 
 
 def _proven(
-    style: Style,
+    style: CircuitStyle,
     circuit: Circuit,
     integers: IntegerModel,
     model: Exportable,
@@ -177,18 +177,18 @@ def _list(bits: list[int]) -> str:
 
 def _with_cells(
     report: ExportReport,
-    circuits: dict[Style, Circuit],
+    circuits: dict[CircuitStyle, Circuit],
     integers: IntegerModel,
     folder: Path,
     options: ExportOptions,
 ) -> ExportReport:
     """The report with cells, clocks and energy. What was too large or late has a note."""
     from trainwright.tasks.export.circuits import synthesize
-    from trainwright.tasks.export.circuits.energy import SOURCE, energy_j
+    from trainwright.tasks.export.circuits.circuit_energy import SOURCE, energy_j
 
     cells: list[CircuitCells] = []
     clocks: dict[str, float] = {}
-    energies: dict[tuple[Style, str], float] = {}
+    energies: dict[tuple[CircuitStyle, str], float] = {}
     notes = list(report.notes)
     timeout_s = options.limits.timeout_s
     with tempfile.TemporaryDirectory(prefix="trainwright-circuit-") as name:
