@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainwright.operators.analyze import AnalyzeOperator
     from trainwright.operators.calibrate import CalibrateOperator
     from trainwright.operators.estimate import EstimateOperator
+    from trainwright.operators.export import ExportOperator
     from trainwright.operators.extract import ExtractOperator
     from trainwright.operators.predict import PredictOperator
     from trainwright.operators.promote import ApprovePromotionOperator, PromoteOperator
@@ -34,6 +35,7 @@ _MODULES = {
     "ApprovePromotionOperator": "promote",
     "CalibrateOperator": "calibrate",
     "EstimateOperator": "estimate",
+    "ExportOperator": "export",
     "ExtractOperator": "extract",
     "PredictOperator": "predict",
     "PromoteOperator": "promote",
@@ -51,6 +53,7 @@ __all__ = [
     "ApprovePromotionOperator",
     "CalibrateOperator",
     "EstimateOperator",
+    "ExportOperator",
     "ExtractOperator",
     "PredictOperator",
     "PromoteOperator",

@@ -16,6 +16,7 @@ _STEPS = (
     "train",
     "store",
     "analyze",
+    "export",
 )
 _TEXT = {"type": ["string", "null"]}
 

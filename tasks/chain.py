@@ -1,7 +1,7 @@
 """The steps of a run as values, in order, and how to run one of them.
 
     validate → recommend → extract → estimate → allocate → search_lr → train → (release) → store
-    → analyze
+    → analyze → export
 
 A `StepSpec` holds everything that the chain, the operators, the command line, the page and the
 tests need to know about a step. A package adds a step of its own by one entry point in the group
@@ -46,6 +46,7 @@ from trainwright.tasks.errors import (
 )
 from trainwright.tasks.leases.ledger import Heartbeat
 from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.export_report import Exports
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
@@ -144,6 +145,14 @@ _BUILT_IN = (
         Report,
         f"{_TASKS}.analyze.step",
         f"{_OPERATORS}.analyze:AnalyzeOperator",
+        once_per_dag_run=True,
+        repeatable=True,
+    ),
+    StepSpec(
+        "export",
+        Exports,
+        f"{_TASKS}.export.step",
+        f"{_OPERATORS}.export:ExportOperator",
         once_per_dag_run=True,
         repeatable=True,
     ),

@@ -21,6 +21,8 @@ function of a process that trainwright starts. They create the value with
 | TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | address space of the tracing process, GiB |
 | TRAINWRIGHT_PREDICT_TIMEOUT_S | 600 | seconds that a stored model may take for 65,536 rows |
 | TRAINWRIGHT_PREDICT_MEMORY_GIB | 12 | address space of the predicting process, GiB |
+| TRAINWRIGHT_EXPORT_TIMEOUT_S | 1800 | seconds that exporting a model may take |
+| TRAINWRIGHT_EXPORT_MEMORY_GIB | 12 | address space of the exporting process, GiB |
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ EXTRACT_TIMEOUT_S = 120.0
 EXTRACT_MEMORY_GIB = 12.0
 """high, because torch alone maps several GiB of address space"""
 PREDICT_TIMEOUT_S = 600.0
+EXPORT_TIMEOUT_S = 1800.0
 SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
     "run": "TRAINWRIGHT_SERVICE_TOKEN",
     "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
@@ -152,6 +155,12 @@ class Settings:
         """The limits on a stored model that predicts a chunk of rows. Raises BadInput."""
         timeout_s = self._positive("PREDICT_TIMEOUT_S", PREDICT_TIMEOUT_S, 86_400)
         memory_gib = self._positive("PREDICT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
+        return SandboxLimits(timeout_s, int(2**30 * memory_gib))
+
+    def export_limits(self) -> SandboxLimits:
+        """The limits on exporting a stored model. Raises BadInput."""
+        timeout_s = self._positive("EXPORT_TIMEOUT_S", EXPORT_TIMEOUT_S, 86_400)
+        memory_gib = self._positive("EXPORT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
         return SandboxLimits(timeout_s, int(2**30 * memory_gib))
 
     def service_tokens(self) -> dict[Literal["read", "run"], str]:

@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact
+from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_status import Manifest, SealedFile, Status
@@ -33,6 +34,7 @@ from trainwright.tasks.units import size
 if TYPE_CHECKING:
     import torch
 
+_Sealed = TypeVar("_Sealed", bound=Artefact)
 _SEALED_APART = ("report/", "export/")
 _NOT_SEALED = (Manifest.FILE, Status.FILE)
 _SIGNATURE, _WEIGHTS, _SOURCE = "model/signature.json", "model/model.safetensors", "model/source/"
@@ -201,6 +203,14 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
         },
     }
     objects.put(f"{folder}{Manifest.FILE}", json.dumps(document, indent=1).encode())
+
+
+def sealed_artefact(run: Run, manifest: Manifest, kind: type[_Sealed]) -> _Sealed | None:
+    """A verified artefact of a sealed run; None if it has none. Raises CorruptArtefact."""
+    if kind.FILE not in manifest.files:
+        return None
+    data = get_verified(run.objects, kind.FILE, manifest.files[kind.FILE].sha256)
+    return kind.model_validate_json(data, extra="ignore")
 
 
 def unpack_model(run: Run, files: Mapping[str, SealedFile], folder: Path) -> dict[str, Any]:

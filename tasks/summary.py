@@ -9,6 +9,7 @@ from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSe
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.exports import sealed_exports
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.train.checkpoint import fence
@@ -56,6 +57,7 @@ def summary(run: Run) -> dict[str, Any]:
         "trained_steps": result.steps if result else max(kept, default=None),
         "checkpoints": [f"{run.uri}/{path}" for path in kept.values()],
         "report": f"{run.uri}/report/report.html" if "report/report.html" in files else None,
+        "exports": [one.model_dump(mode="json") for one in sealed_exports(run)],
         "manifest": f"{run.uri}/manifest.json" if run.finished() else None,
     }
     if status.error is not None:

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.tasks.cli import (
+    export_command,
     model_commands,
     plan_commands,
     predict_command,
@@ -67,6 +68,7 @@ for command in (
     run_commands.runs,
     run_commands.show,
     predict_command.predict,
+    export_command.export,
     plan_commands.pool,
     plan_commands.pool_probe,
     stack_commands.up,

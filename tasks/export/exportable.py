@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,10 @@ class RowsFiles:
     calibration: Mapping[str, Path]
     """by input; evenly spaced rows of the training part, at most CALIBRATION_ROWS"""
     calibration_targets: Path
+    stored_codes: Path | None = None
+    """of a table with categories: each validation row's codes in `category_values`, 0: missing"""
+    category_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """by category column: the values of stored codes 1, 2, … of the whole table"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class Exportable:
     trained: float
     """that metric of the stored model on the validation rows, from result.json"""
     rows: RowsFiles
+    naive: float | None = None
+    """the scale of the metric mase; None for other tasks"""
+    keeps_missing: bool = False
+    """whether the model was trained with missing values among its inputs"""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trainwright.infra.sandbox import names_memory
 from trainwright.infra.sandbox.client import SandboxServer, scrubbed_environment
@@ -15,13 +15,11 @@ from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.inference.arrow_arrays import text_array
 from trainwright.tasks.inference.model_input import ModelInput, require_columns
 from trainwright.tasks.inference.row_source import ArrayRows, FolderImages, TableRows
-from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
 from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.storage.objects import get_verified
-from trainwright.tasks.store import model_weights, unpack_model
+from trainwright.tasks.store import model_weights, sealed_artefact, unpack_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,15 +28,6 @@ CHUNK_ROWS = 65_536
 _CHUNK_CELLS = 4_000_000
 _CHUNK_BYTES = 64 * 2**20
 PROCESS = "trainwright.tasks.inference.model_process:answer"
-_Sealed = TypeVar("_Sealed", bound=Artefact)
-
-
-def _sealed(run: Run, manifest: Manifest, kind: type[_Sealed]) -> _Sealed | None:
-    """A verified artefact of a sealed run; None if it has none."""
-    if kind.FILE not in manifest.files:
-        return None
-    data = get_verified(run.objects, kind.FILE, manifest.files[kind.FILE].sha256)
-    return kind.model_validate_json(data, extra="ignore")
 
 
 class StoredModel:
@@ -77,10 +66,10 @@ class StoredModel:
             )
         signature = unpack_model(run, manifest.files, folder / "source")
         (folder / "model.safetensors").write_bytes(model_weights(run, signature))
-        validation = _sealed(run, manifest, Validation)
+        validation = sealed_artefact(run, manifest, Validation)
         assert validation is not None  # a model is trained on validated data
         assert validation.data is not None
-        vocabulary = _sealed(run, manifest, Vocabulary)
+        vocabulary = sealed_artefact(run, manifest, Vocabulary)
         names = vocabulary.names if vocabulary is not None else {}
         return cls(run, signature, validation.data, names, folder)
 

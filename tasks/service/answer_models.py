@@ -123,6 +123,7 @@ class RunDocument(BaseModel, extra="allow"):
     plan: Plan | None
     result: dict[str, Any] | None
     predicted_and_measured: list[dict[str, Any]]
+    exports: list[dict[str, Any]]
     events: list[dict[str, Any]]
 
 

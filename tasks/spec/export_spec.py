@@ -1,7 +1,32 @@
-"""The part `export` of a job: in which forms a finished model is written."""
+"""The part `export` of a job: in which forms its finished model is written."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainwright.tasks.spec.documents import Document
 
 ExportKind = Literal["onnx", "onnx-int8", "rtl"]
+"""Every kind of which there are reports."""
+
+
+class ExportSpec(Document):
+    """The exports of a finished run: a list of kinds, or a mapping with these fields."""
+
+    to: list[Literal["onnx", "onnx-int8"]] = Field(
+        default_factory=list, description="kinds of export, made after the run is stored"
+    )
+    tolerance: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="how much worse an inexact export may be: in points of a share such as "
+        "accuracy (0.005: half a point), or relative, of an error; default: by kind",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_of_kinds(cls, value: Any) -> Any:
+        return {"to": value} if isinstance(value, list) else value

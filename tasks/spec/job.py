@@ -24,6 +24,7 @@ from trainwright.tasks.spec.documents import (
     read_mapping,
     validated,
 )
+from trainwright.tasks.spec.export_spec import ExportSpec
 from trainwright.tasks.spec.metric_names import SHARES, Metric, metrics_of
 from trainwright.tasks.spec.objective import DeviceFilter, Objective
 from trainwright.tasks.spec.train_spec import TrainSpec
@@ -116,6 +117,7 @@ class Job(Document):
     devices: DeviceFilter = DeviceFilter()
     schedule: Schedule | None = None
     promotion: Promotion | None = None
+    export: ExportSpec = ExportSpec()
 
     @model_validator(mode="after")
     def _values_may_miss_without_a_model(self) -> Job:

@@ -145,6 +145,7 @@ def test_the_steps_are_chained_in_order_and_release_follows_train(look: Look) ->
         "train",
         "store",
         "analyze",
+        "export",
     ]
     for before, after in [*itertools.pairwise(order), ("store", "approve"), ("approve", "promote")]:
         assert after in tasks[before][1]

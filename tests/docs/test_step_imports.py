@@ -33,7 +33,7 @@ DECLARED: dict[str, set[str]] = {
     "store": {"estimate.finished_runs", "train.checkpoint.fence", "train.checkpoint.files"},
     "promote": {"store"},
     "inference": {"store"},
-    "export": set(),
+    "export": {"promote", "store", "train.rank.validation_metrics"},
     "analyze": {"search_lr.plot", "store", "validate.rejection_page"},
 }
 

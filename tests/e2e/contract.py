@@ -46,6 +46,7 @@ COMMANDS = (
     "runs",
     "show",
     "predict",
+    "export",
     "up",
     "status",
     "down",
@@ -417,6 +418,11 @@ def _predict(here: Examples) -> Any:
     return here.place.done("predict", here("run")["run"], str(rows), "--out", str(out))
 
 
+def _export(here: Examples) -> Any:
+    out = here.place.folder / "exported"
+    return here.place.done("export", here("run")["run"], "--to", "onnx", "--out", str(out))
+
+
 def _up(here: Examples) -> Any:
     """Start the embedded stack in its own home, and stop it."""
     place = Outside(here.place.folder / "stack")
@@ -452,9 +458,10 @@ EXAMPLES: dict[str, Callable[[Examples], Any]] = {
     "serve": _serve,
     "run": lambda here: here.place.done("run", here.write_job("whole", train=SEARCHED)),
     "predict": _predict,
+    "export": _export,
     "up": _up,
 }
-WITH_AIRFLOW = ("run", "predict", "up")
+WITH_AIRFLOW = ("run", "predict", "export", "up")
 ARTEFACTS = (
     "job.json",
     "validation.json",
@@ -690,6 +697,9 @@ REFUSALS: dict[str, Bad] = {
     "run unknown, replayed": Bad(("run", "JOB", "--replay", NOWHERE), job()),
     "run finished, planned anew": Bad(("replan", "RUN")),
     "run of another job, replayed": Bad(("run", "JOB", "--replay", "RUN"), job("other")),
+    "run not finished, exported": Bad(("export", "UNFINISHED", "--to", "onnx")),
+    "run unknown, exported": Bad(("export", NOWHERE, "--to", "onnx")),
+    "export unknown": Bad(("export", NOWHERE, "--to", "flatbuffer")),
     "run not finished, analyzed": Bad(("analyze", "UNFINISHED")),
     "run damaged": Bad(("show", "DAMAGED")),
     "run not finished, predicted": Bad(("predict", "RUN", "table.csv", "--out", "out.csv")),

@@ -52,6 +52,7 @@ STEPS = {
     "release",
     "store",
     "analyze",
+    "export",
     "promote",
 }
 TASKS = STEPS | {"approve"}

@@ -137,6 +137,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
         "train",
         "store",
         "analyze",
+        "export",
     }
     batches = [device["batch_size"] for device in document["devices"]]
     assert sum(batches) == 96

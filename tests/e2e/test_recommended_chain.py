@@ -21,7 +21,7 @@ def test_a_table_alone_becomes_a_stored_model_with_its_recommendation(
     job = table_job(tmp_path)
     path = tmp_path / "job.json"
     values = {"name": "table-alone", "pool": job.pool, "data": {"uri": job.data.uri}}
-    path.write_text(json.dumps(values | {"train": {"epochs": 10}}))
+    path.write_text(json.dumps(values | {"train": {"epochs": 10}, "export": ["onnx"]}))
     ended = process("run", str(path), "--json", TRAINWRIGHT_STORE=(tmp_path / "store").as_uri())
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
@@ -35,3 +35,9 @@ def test_a_table_alone_becomes_a_stored_model_with_its_recommendation(
     assert document["recommended"]["recipe"] == found.recipe
     page = run.objects.get("report/report.html").decode()
     assert "Recommended model" in page
+    [exported] = document["exports"]
+    assert exported["max_error"] <= 1e-5
+    assert exported["metrics"]["exported"] == document["metrics"][exported["metric"]]
+    assert {one["name"] for one in exported["inputs"]} == {
+        column.name for column in run.data().columns
+    }

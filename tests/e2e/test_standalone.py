@@ -31,6 +31,7 @@ TASKS = {
     "release",
     "store",
     "analyze",
+    "export",
     "approve",
     "promote",
 }

@@ -15,6 +15,7 @@ from trainwright.estimator.precision import cast
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.export_report import ExportReport, MetricPair
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice, Prediction
 from trainwright.tasks.runs.artefacts.run_job import RunJob
@@ -29,7 +30,7 @@ from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import ObjectStore
-from trainwright.tasks.store import save_model, seal
+from trainwright.tasks.store import save_model, seal, seal_folder
 from trainwright.tasks.train.checkpoint import files as checkpoint
 from trainwright.tasks.train.checkpoint.fence import Fence, folder_name, read_index
 from trainwright.tasks.train.checkpoint.tensors import as_file, optimizer_tensors
@@ -283,6 +284,25 @@ def finished_training(store: str, name: str = "small", number: int = 1, **train:
     write_outcome(run, metrics={"accuracy": 0.95, "loss": 0.2})
     run.objects.put("logs/rank-0.log", b"hello\n")
     return run
+
+
+def write_export(run: Run) -> ExportReport:
+    """A sealed export to ONNX, whose model is no model."""
+    report = ExportReport(
+        kind="onnx",
+        run=run.uri,
+        data_sha256="0",
+        files=["model.onnx", "report.json"],
+        metric="accuracy",
+        metrics=MetricPair(trained=0.95, exported=0.95),
+        agreement=1.0,
+        max_error=1e-7,
+        rows=6,
+    )
+    run.objects.put("export/onnx/model.onnx", b"a model")
+    run.objects.put("export/onnx/report.json", report.model_dump_json().encode())
+    seal_folder(run.objects, "export/onnx/")
+    return report
 
 
 def local_path(run: Run, key: str) -> Path:

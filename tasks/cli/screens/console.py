@@ -218,6 +218,9 @@ def show_run(document: dict[str, Any]) -> None:
         lines.append(
             ("report", f"{command} show {document['run'].rsplit('/', 1)[-1]} --report report.html")
         )
+    for one in document["exports"]:
+        value = one["metrics"]["exported"]
+        lines.append((f"exported as {one['kind']}", f"{one['metric']} {value:.4f}"))
     facts(document["job"], lines)
     predicted, measured = document["predicted"], document["measured"] or {}
     if predicted:

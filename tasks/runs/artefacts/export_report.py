@@ -12,6 +12,9 @@ from trainwright.tasks.spec.export_spec import ExportKind
 
 EXPORT_FOLDER = "export/"
 """The folder of a run's exports, one folder for each kind."""
+EXPORT_PAGE = "report.html"
+"""The page in an export's folder."""
+EXPORT_README = "README.md"
 
 
 class Exports(Artefact):
@@ -93,7 +96,7 @@ class ExportReport(Artefact):
     )
     max_error: float = Field(
         description="greatest difference of an output from the trained model's, relative to the "
-        "output's largest value in its row's column"
+        "row's largest output, or to the root mean square of all outputs if that is larger"
     )
     rows: int = Field(description="validation rows that were compared")
     tolerance: float | None = Field(
@@ -101,6 +104,9 @@ class ExportReport(Artefact):
     )
     inputs: list[ExportInput] = Field(default_factory=list)
     outputs: list[ExportInput] = Field(default_factory=list)
+    operations: dict[str, int] = Field(
+        default_factory=dict, description="of the model itself, by kind, most frequent first"
+    )
     opset: int | None = Field(default=None, description="ONNX: version of the operators")
     size_bytes: SizePair | None = None
     latency_s: LatencyPair | None = None

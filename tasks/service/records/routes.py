@@ -26,6 +26,10 @@ _OF_JOB = "a job's name: 1 to 63 lower-case letters, digits and -"
 _OF_RUN = "a run's name, such as 20261125T120000Z-0a1b2c"
 JobInPath = Annotated[str, matching(JOB_PATTERN, _OF_JOB, Path)]
 RunId = Annotated[str, matching(ID_PATTERN, _OF_RUN, Path)]
+ExportName = Annotated[str, matching(r"^[a-z0-9-]{1,30}$", "a kind of export: onnx, …", Path)]
+ExportFile = Annotated[
+    str, matching(r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$", "a file's name, such as model.onnx", Path)
+]
 OfJob = Annotated[str | None, matching(JOB_PATTERN, _OF_JOB, Query, description="only this job's")]
 _MISSING: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "no such run"}
@@ -90,6 +94,21 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         named = {"Content-Disposition": "inline; filename=rejection.html"}
         return Response(
             content, media_type="text/html; charset=utf-8", headers={**_REPORT, **named}
+        )
+
+    @app.get(
+        "/runs/{job}/{run_id}/exports/{kind}/{file}",
+        responses=_MISSING,
+        response_class=Response,
+    )
+    async def exported(
+        client: client, job: JobInPath, run_id: RunId, kind: ExportName, file: ExportFile
+    ) -> Response:
+        """A file of one of the run's exports."""
+        content = await records.exported(job, run_id, kind, file)
+        named = {"Content-Disposition": f'attachment; filename="{file}"'}
+        return Response(
+            content, media_type="application/octet-stream", headers={**_REPORT, **named}
         )
 
     @app.get("/history", response_model=History)

@@ -11,7 +11,7 @@ from typing import Any
 import doors
 import httpx
 import pytest
-from finished_run import begin_run, finished_training, write_metrics
+from finished_run import begin_run, finished_training, write_export, write_metrics
 from serving import READ, RUN, client, serving
 
 from trainwright.tasks.runs.listing import RunRow
@@ -28,6 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = finished_training(store, "small", number)
         run.note(state="success", steps={"train": 20.0})
         run.objects.put("report/report.html", b"<script>document.title = 'ran'</script>")
+    write_export(run)
     failed = begin_run(store, "other", 4)
     write_metrics(failed, 5000)
     failed.note(
@@ -136,6 +137,7 @@ ROUTES = (
     "runs/small/20260101T000001Z-abcdef/structure",
     "runs/small/20260101T000001Z-abcdef/report",
     "runs/small/20260101T000001Z-abcdef/rejection",
+    "runs/small/20260101T000003Z-abcdef/exports/onnx/model.onnx",
 )
 
 
@@ -162,10 +164,25 @@ def test_routes_refuse_requests_without_a_token(address: str, path: str) -> None
 )
 def test_invalid_names_are_refused_before_the_store_is_read(address: str, path: str) -> None:
     with client(address, READ) as reader:
-        for rest in ("", "/metrics", "/structure", "/report", "/rejection"):
+        for rest in ("", "/metrics", "/structure", "/report", "/rejection", "/exports/onnx/a"):
             answer = reader.get(httpx.URL(f"{address}/runs/{path}{rest}"))
             assert answer.status_code in (404, 422), answer.text
             assert answer.headers["content-type"] == "application/json"
+
+
+def test_the_files_of_a_sealed_export_are_downloads_and_no_others(address: str, home: Path) -> None:
+    name = "runs/small/20260101T000003Z-abcdef"
+    _run(home, "small/20260101T000003Z-abcdef").objects.put("export/onnx/secret", b"unlisted")
+    with client(address, READ) as reader:
+        [listed] = reader.get(f"/{name}").json()["exports"]
+        assert (listed["kind"], listed["files"]) == ("onnx", ["model.onnx", "report.json"])
+        answer = reader.get(f"/{name}/exports/onnx/model.onnx")
+        assert (answer.status_code, answer.content) == (200, b"a model")
+        assert answer.headers["content-disposition"] == 'attachment; filename="model.onnx"'
+        assert answer.headers["content-security-policy"].startswith("sandbox")
+        assert reader.get(f"/{name}/exports/onnx/manifest.json").status_code == 200
+        for rest in ("onnx/secret", "rtl/model.onnx", "onnx/..%2f..%2fplan.json"):
+            assert reader.get(f"/{name}/exports/{rest}").status_code in (404, 422)
 
 
 def test_a_missing_run_is_not_found_and_leaves_no_files(address: str, home: Path) -> None:

@@ -33,6 +33,7 @@ objective: {minimize: energy, deadline: 30m, budget: 5.0, confidence: 0.9}
 devices: {types: [cpu], hosts: [], ids: [], exclude: [], min_count: 1, max_count: 4}
 schedule: {cron: "0 3 * * *", on_new_data: true}
 promotion: {alias: production, require_approval: false, only_if_better: accuracy}
+export: [onnx]
 """
 
 
@@ -182,6 +183,8 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
             {"promotion": {"only_if_better": "xyz"}},
             "promotion.only_if_better: got 'xyz'; allowed: 'accuracy', 'loss', 'f1', 'auc', ",
         ),
+        ({"export": ["coreml"]}, "export.to.0: got 'coreml'; allowed: "),
+        ({"export": {"tolerance": 1.5}}, "export.tolerance: got 1.5; allowed: less than 1"),
         (
             {"train": {"learning_rate": ".nan"}},
             "train.learning_rate: got '.nan'; allowed: a finite number or auto",

@@ -57,7 +57,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
     room.hidden = run.plan === null && run.state !== "running"; // it ended before training
     top(room.hidden ? null : tiles(facts(run, series)));
     charts(run, series);
-    below(predictions(run), recommendedModel(run.recommended), devices(run), steps(run), happenings(run, series));
+    below(predictions(run), recommendedModel(run.recommended), exportsOf(run), devices(run), steps(run), happenings(run, series));
     const key = JSON.stringify(run.plan);
     if (run.plan && key !== planned) {
       planned = key;
@@ -80,10 +80,13 @@ export async function show(root, { path: name, fields }, signal, failed) {
         button.disabled = denied !== null; // `draw` says why
       }
     }
-    if (event.target.name !== "report") return;
+    const exported = event.target.name === "exported" ? event.target.value : null; // kind/file
+    if (event.target.name !== "report" && exported === null) return;
     try {
-      const address = URL.createObjectURL(await file(`runs/${name}/report`));
-      h("a", { href: address, download: `${job}-${id}-report.html` }).click();
+      const path = exported === null ? "report" : `exports/${exported}`;
+      const address = URL.createObjectURL(await file(`runs/${name}/${path}`));
+      const saved = exported === null ? "report.html" : exported.replace("/", "-");
+      h("a", { href: address, download: `${job}-${id}-${saved}` }).click();
       setTimeout(() => URL.revokeObjectURL(address), 10000);
     } catch (error) {
       failed(error);
@@ -175,6 +178,12 @@ function predictions(run) {
       return [row.quantity, unit(row.predicted), bounds(row.low, row.high, unit), unit(row.measured), signed(row.error),
         row.inside === null ? null : h("span", { class: row.inside ? "success" : "failed" }, row.inside ? "yes" : "no")];
     })));
+}
+
+function exportsOf(run) {
+  if (!run.exports.length) return null;
+  return card("Exports", ...run.exports.map((one) => h("p", {}, `${one.kind}: ${one.metric} ${number(one.metrics.exported)}, trained ${number(one.metrics.trained)} `,
+    ...one.files.map((saved) => h("button", { type: "button", name: "exported", value: `${one.kind}/${saved}` }, saved)))));
 }
 
 function devices(run) {

@@ -1,0 +1,41 @@
+"""An export's figures for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks import units
+from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
+
+
+def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, str]]:
+    """The lines of a report's document. `copy`: the folder of a copy, if there is one."""
+    metrics, size, times = report["metrics"], report["size_bytes"], report["latency_s"]
+    found = [
+        ("run", report["run"]),
+        ("kind", report["kind"]),
+        (
+            report["metric"],
+            f"{metrics['exported']:.4f}, trained {metrics['trained']:.4f}",
+        ),
+        (
+            "agreement",
+            f"{100 * report['agreement']:.2f} % of {report['rows']:,} validation rows; outputs "
+            f"differ by at most {report['max_error']:.1e}",
+        ),
+    ]
+    if size is not None:
+        found.append(("size", units.size(size["exported"])))
+    if times is not None:
+        other = "torch" if report["kind"] == "onnx" else "float ONNX"
+        found.append(
+            (
+                f"batch of {times['batch_size']}",
+                f"{units.seconds(times['exported']['median'])}, "
+                f"by {other} {units.seconds(times['float']['median'])}",
+            )
+        )
+    if report["kept_float"]:
+        found.append(("kept in float", ", ".join(report["kept_float"])))
+    found.append(("folder", copy or f"{report['run']}/{EXPORT_FOLDER}{report['kind']}"))
+    return found

@@ -1,0 +1,132 @@
+"""Exports a finished run's model: opens it, calls the kind, seals the folder `export/<kind>/`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.export.export_page import page
+from trainwright.tasks.export.exportable import Exportable, ExportOptions
+from trainwright.tasks.export.open_model import open_model
+from trainwright.tasks.export.readme import write_readme
+from trainwright.tasks.runs.artefacts.export_report import (
+    EXPORT_FOLDER,
+    EXPORT_PAGE,
+    ExportReport,
+)
+from trainwright.tasks.runs.artefacts.run_status import Manifest
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.export_spec import ExportKind
+from trainwright.tasks.store import seal_folder
+
+Exporter = Callable[[Exportable, Path, ExportOptions], ExportReport]
+_ROOM = "trainwright.tasks.export"
+KINDS: dict[str, str] = {
+    "onnx": f"{_ROOM}.onnx_models.onnx_kind:to_onnx",
+    "onnx-int8": f"{_ROOM}.onnx_models.onnx_kind:to_onnx_int8",
+}
+"""The function of each kind."""
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "onnx-int8": ("onnx", "onnxscript", "onnxruntime"),
+}
+"""The packages that each kind needs."""
+
+
+def checked_kind(name: str) -> ExportKind:
+    """A kind of export whose packages are installed. Raises BadInput, ServiceUnreachable."""
+    kind = next((one for one in get_args(ExportKind) if one == name and one in KINDS), None)
+    if kind is None:
+        raise BadInput(f"--to: got {name!r}; allowed: {', '.join(KINDS)}")
+    missing = [one for one in _NEEDS.get(kind, ()) if importlib.util.find_spec(one) is None]
+    if missing:
+        raise ServiceUnreachable(
+            f"export: {kind} needs the packages {', '.join(missing)}; "
+            "`pip install 'trainwright[export]'` installs them"
+        )
+    found: ExportKind = kind
+    return found
+
+
+def export_run(
+    run: Run, kind: str, *, out: Path | None = None, tolerance: float | None = None
+) -> ExportReport:
+    """Export a finished run's model into `export/<kind>/` of the run, and into the folder `out`.
+
+    `tolerance`: how much worse the metric may be; default: the job's. Raises BadInput for an
+    unfinished run, a model that can't be exported or a folder that is not empty, CorruptArtefact
+    for a damaged run, ServiceUnreachable without the packages that the kind needs.
+    """
+    chosen = checked_kind(kind)
+    if out is not None:
+        _require_empty(out)
+    limits = run.settings.export_limits()
+    wanted = run.job().export.tolerance if tolerance is None else tolerance
+    options = ExportOptions(limits, wanted) if wanted is not None else ExportOptions(limits)
+    with tempfile.TemporaryDirectory(prefix="trainwright-export-") as name:
+        progress.emit("export", kind=chosen, doing="reads the run's model and rows")
+        (inner := Path(name) / "model").mkdir()
+        model = open_model(run, inner)
+        (folder := Path(name) / "made").mkdir()
+        progress.emit("export", kind=chosen, doing="converts and compares")
+        made = _kind(chosen)(model, folder, options)
+        report = _completed(made, model, folder)
+        _store(run, chosen, folder)
+        if out is not None:
+            _copy(folder, out)
+    return report
+
+
+def _kind(name: str) -> Exporter:
+    module, _, function = KINDS[name].partition(":")
+    found: Exporter = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _completed(made: ExportReport, model: Exportable, folder: Path) -> ExportReport:
+    """Add README, page and report to an export's files."""
+    write_readme(made, model, folder)
+    names = sorted({*(one.name for one in folder.iterdir()), EXPORT_PAGE, ExportReport.FILE})
+    report = made.model_copy(update={"files": names})
+    (folder / EXPORT_PAGE).write_text(page(report, model.schema))
+    (folder / ExportReport.FILE).write_text(report.model_dump_json(indent=1))
+    return report
+
+
+def _store(run: Run, kind: str, folder: Path) -> None:
+    """Replace the run's export of this kind. Without its manifest an export does not count."""
+    key = f"{EXPORT_FOLDER}{kind}/"
+    old = {item.key for item in run.objects.list(key)}
+    if f"{key}{Manifest.FILE}" in old:
+        run.objects.delete(f"{key}{Manifest.FILE}")
+    for path in sorted(folder.iterdir()):
+        run.objects.put_file(f"{key}{path.name}", path)
+        old.discard(f"{key}{path.name}")
+    for name in old - {f"{key}{Manifest.FILE}"}:
+        run.objects.delete(name)
+    seal_folder(run.objects, key)
+
+
+def _require_empty(out: Path) -> None:
+    """Raise BadInput unless `out` is an empty folder, or can become one."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out: {out} is not a folder; choose another")
+    if out.is_dir() and any(out.iterdir()):
+        raise BadInput(f"--out: {out} is not empty; choose another folder, or empty it")
+    if not out.parent.is_dir():
+        raise BadInput(f"--out: {out} can't be written (there is no folder {out.parent})")
+
+
+def _copy(folder: Path, out: Path) -> None:
+    import shutil
+
+    try:
+        shutil.copytree(folder, out, dirs_exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out: {out} can't be written ({error.strerror or error})") from None

@@ -1,0 +1,130 @@
+"""Quantises an ONNX model to 8-bit integers, and finds the layers that must stay in float.
+
+Static quantisation: the ranges of activations are those of calibration rows, weights have a scale
+for each output channel. Weights use 7 bits, because sums of 8-bit products overflow in some CPUs'
+16-bit arithmetic. `QuantizeLinear` and `DequantizeLinear` mark what is quantised (QDQ).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np  # noqa: TID253 - this runs in a separate process
+import onnx  # noqa: TID253
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType  # noqa: TID253
+from onnxruntime.quantization.calibrate import create_calibrator  # noqa: TID253
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer  # noqa: TID253
+from onnxruntime.quantization.quant_utils import load_model_with_shape_infer  # noqa: TID253
+from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: TID253
+
+from trainwright.tasks.export.onnx_models.onnx_compare import Feed
+
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
+"""Operations with weights, each of which may stay in float."""
+_PASS_ON = ("Relu", "Clip", "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze")
+_KINDS = [*LAYERS, *_PASS_ON]
+
+
+class FeedReader(CalibrationDataReader):  # type: ignore[misc]  # a class of onnxruntime
+    """Gives the calibration one batch after the other."""
+
+    def __init__(self, feeds: Iterable[Feed]) -> None:
+        self._feeds = iter(feeds)
+
+    def get_next(self) -> Feed | None:
+        """The next batch; None after the last one."""
+        return next(self._feeds, None)
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """A float model that is ready to be quantised, with the ranges of its activations."""
+
+    path: Path
+    ranges: Any
+    layers: list[str]
+    """the names of its layers, in order"""
+
+    @classmethod
+    def prepare(cls, core: onnx.ModelProto, feeds: Iterable[Feed], folder: Path) -> Quantiser:
+        """Fold and infer shapes, then find the ranges on calibration rows."""
+        logging.disable(logging.WARNING)
+        given, path = folder / "float.onnx", folder / "prepared.onnx"
+        given.write_bytes(core.SerializeToString())
+        quant_pre_process(str(given), str(path), skip_symbolic_shape=True)
+        calibrator = create_calibrator(
+            path,
+            _KINDS,
+            augmented_model_path=str(folder / "augmented.onnx"),
+            calibrate_method=CalibrationMethod.MinMax,
+        )
+        calibrator.collect_data(FeedReader(feeds))
+        ranges = calibrator.compute_data()
+        weights = {one.name for one in onnx.load(path).graph.initializer}
+        layers = [
+            node.name
+            for node in onnx.load(path).graph.node
+            if node.op_type in LAYERS and weights & {*node.input}
+        ]
+        return cls(path, ranges, layers)
+
+    def quantised(self, in_float: Sequence[str]) -> onnx.ModelProto:
+        """The model with all but some layers, and what passes their inputs on, quantised."""
+        quantizer = QDQQuantizer(
+            load_model_with_shape_infer(self.path),
+            per_channel=True,
+            reduce_range=True,
+            weight_qType=QuantType.QInt8,
+            activation_qType=QuantType.QUInt8,
+            tensors_range=self.ranges,
+            nodes_to_quantize=[],
+            nodes_to_exclude=[*in_float, *self._before(in_float)],
+            op_types_to_quantize=_KINDS,
+            # A layer quantises its inputs, so that a next layer in float gets its outputs exactly.
+            extra_options={"OpTypesToExcludeOutputQuantization": list(LAYERS[:-1])},
+        )
+        quantizer.quantize_model()
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name) / "quantised.onnx"
+            quantizer.model.save_model_to_file(str(path), False)
+            return onnx.load(path)
+
+    def _before(self, layers: Sequence[str]) -> list[str]:
+        """The names of the nodes that only pass values on to these layers."""
+        nodes = list(onnx.load(self.path).graph.node)
+        makers = {name: node for node in nodes for name in node.output}
+        waiting = [name for node in nodes if node.name in layers for name in node.input]
+        found: list[str] = []
+        while waiting:
+            maker = makers.get(waiting.pop())
+            if maker is not None and maker.op_type in _PASS_ON and maker.name not in found:
+                found.append(maker.name)
+                waiting += maker.input
+        return found
+
+
+def layers_in_float(
+    quantiser: Quantiser,
+    enough: Callable[[onnx.ModelProto], bool],
+    error: Callable[[onnx.ModelProto], float],
+) -> tuple[onnx.ModelProto | None, list[str]]:
+    """The quantised model that is good enough with the fewest layers in float, and these.
+
+    If quantising all layers is not enough, each is left in float once; those whose return lowers
+    the `error` most are kept in float, one after the other. None if only the float model is enough.
+    """
+    model = quantiser.quantised([])
+    if enough(model):
+        return model, []
+    errors = [error(quantiser.quantised([layer])) for layer in quantiser.layers]
+    order = [quantiser.layers[place] for place in np.argsort(errors, kind="stable").tolist()]
+    for count in range(1, len(order)):
+        model = quantiser.quantised(order[:count])
+        if enough(model):
+            return model, sorted(order[:count], key=quantiser.layers.index)
+    return None, list(quantiser.layers)

@@ -1,0 +1,230 @@
+"""The README of an export: what its files are, and three programs that use them.
+
+Each program is a block of Python code that begins with a comment, its file's name. The folder also
+holds rows that they read: quantiles of the training rows, and known categories.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from trainwright.tasks.data.tables.table_arrays import CATEGORIES
+from trainwright.tasks.export.exportable import Exportable
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
+from trainwright.tasks.runs.artefacts.export_report import EXPORT_README, ExportReport
+
+_EXAMPLE_ROWS = 3
+_KINDS = {"float": "float32", "double": "float64", "int64": "int64", "int32": "int32"}
+"""NumPy's names of ONNX types."""
+
+_IN_MEMORY = """
+```python
+# predict_rows.py: rows in memory
+import numpy as np
+import onnxruntime
+
+model = onnxruntime.InferenceSession("model.onnx")
+$rows
+outputs = model.run(None, rows)
+for value, found in zip(model.get_outputs(), outputs):
+    print(value.name, found.shape, found[0])
+```
+"""
+_COLUMNS_IN_MEMORY = """rows = {
+    one.name: np.array(["a", "b"], dtype=object)
+    if one.type == "tensor(string)"
+    else np.array([1.5, np.nan], dtype=np.float32)
+    for one in model.get_inputs()
+}"""
+_ARRAYS_IN_MEMORY = """kinds = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+}
+rows = {
+    one.name: np.zeros((2, *one.shape[1:]), dtype=kinds[one.type]) for one in model.get_inputs()
+}"""
+_TABLE_FILE = """
+```python
+# predict_file.py: a CSV file with the columns of the model, in any order
+import csv
+import sys
+
+import numpy as np
+import onnxruntime
+
+model = onnxruntime.InferenceSession("model.onnx")
+path = sys.argv[1] if len(sys.argv) > 1 else "example.csv"
+with open(path, newline="", encoding="utf-8") as file:
+    table = list(csv.DictReader(file))
+rows = {}
+for column in model.get_inputs():
+    values = [row[column.name] for row in table]
+    if column.type == "tensor(string)":
+        rows[column.name] = np.array(values, dtype=object)
+    else:
+        rows[column.name] = np.array([float(one or "nan") for one in values], dtype=np.float32)
+names = [one.name for one in model.get_outputs()]
+found = [np.asarray(one).tolist() for one in model.run(names, rows)]
+writer = csv.writer(sys.stdout)
+writer.writerow(names)
+writer.writerows(zip(*found))
+```
+"""
+_ARRAY_FILE = """
+```python
+# predict_file.py: an .npz file with the arrays of the model, rows first
+import csv
+import sys
+
+import numpy as np
+import onnxruntime
+
+model = onnxruntime.InferenceSession("model.onnx")
+arrays = np.load(sys.argv[1] if len(sys.argv) > 1 else "example.npz")
+kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
+rows = {one.name: arrays[one.name].astype(kinds[one.type]) for one in model.get_inputs()}
+names = [one.name for one in model.get_outputs()]
+found = [np.asarray(one).tolist() for one in model.run(names, rows)]
+writer = csv.writer(sys.stdout)
+writer.writerow(names)
+writer.writerows(zip(*found))
+```
+"""
+_SERVER = """
+```python
+# serve.py: answers POST requests with JSON; python serve.py [PORT]
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import onnxruntime
+
+model = onnxruntime.InferenceSession("model.onnx")
+kinds = {
+    "tensor(string)": object,
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        try:
+            rows = {
+                one.name: np.array(given[one.name], dtype=kinds[one.type])
+                for one in model.get_inputs()
+            }
+            names = [one.name for one in model.get_outputs()]
+            found = zip(names, model.run(names, rows))
+            status, answer = 200, {name: one.tolist() for name, one in found}
+        except Exception as error:
+            status, answer = 400, {"error": f"{type(error).__name__}: {error}"}
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+
+port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
+server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+print(f"http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()
+```
+"""
+
+
+def write_readme(report: ExportReport, model: Exportable, folder: Path) -> None:
+    """Write README.md, and the rows that its programs read, into an export's folder."""
+    columns = takes_single_columns(report)
+    if columns:
+        rows = _example_columns(report, model)
+        with (folder / "example.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(rows)
+            writer.writerows(zip(*rows.values(), strict=True))
+    else:
+        import numpy as np
+
+        shapes = {one.name: [int(size) for size in one.shape[1:]] for one in report.inputs}
+        arrays = {
+            one.name: np.zeros((_EXAMPLE_ROWS, *shapes[one.name]), _KINDS[one.dtype])
+            for one in report.inputs
+        }
+        np.savez(folder / "example.npz", allow_pickle=False, **arrays)
+    (folder / EXPORT_README).write_text(_text(report, model.schema, columns))
+
+
+def takes_single_columns(report: ExportReport) -> bool:
+    """Whether every input is one column of a table."""
+    return bool(report.inputs) and all(len(one.shape) == 1 for one in report.inputs)
+
+
+def _example_columns(report: ExportReport, model: Exportable) -> dict[str, list[str]]:
+    """Values by column, as a CSV file has them; the last row lacks every value that may miss."""
+    import numpy as np
+
+    found: dict[str, list[str]] = {}
+    inputs = iter(report.inputs)
+    for name in model.schema.inputs:
+        for place, column in enumerate(_columns_of(model.schema, name)):
+            if column.kind == "category":
+                values = [*model.vocabularies.get(column.name, [])[:2], "", ""][:2]
+            else:
+                known = np.load(model.rows.calibration[name], mmap_mode="r")[:, place]
+                known = known[np.isfinite(known)]
+                marks = np.quantile(known, (0.5, 0.25)) if len(known) else (0.0, 0.0)
+                values = [f"{float(one):.6g}" for one in marks]
+            found[next(inputs).name] = [*values, "" if model.keeps_missing else values[0]]
+    return found
+
+
+def _columns_of(schema: DataSchema, name: str) -> list[Column]:
+    kind = "category" if name == CATEGORIES else "number"
+    return [one for one in schema.columns if one.kind == kind]
+
+
+def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
+    """The README."""
+    shorts = [f"`{_cell(one.name)}`" for one in report.outputs]
+    shown = [
+        f"| `{_cell(one.name)}` | {one.dtype} | ({', '.join(map(str, one.shape))}) |"
+        for one in report.inputs
+    ]
+    said = (
+        "Every column is an input of its own, one value for each row. A missing number is NaN; a "
+        "text that the training data does not have counts as missing."
+        if columns
+        else "The inputs are arrays, rows first. `model.onnx` says in its metadata (`inputs`) how "
+        "they are made."
+    )
+    meaning = (
+        f"{shorts[0]} has one logit for each class, {shorts[1]} the class of the largest one, "
+        f"{shorts[2]} its share."
+        if schema.classes and len(shorts) == 3
+        else f"{shorts[0]} is in the unit of `{_cell(schema.target)}`."
+    )
+    parts = [
+        f"# A model for {_cell(schema.target)}, as {report.kind}",
+        f"Made by trainwright from the run {report.run}. `report.html` compares it with the trained"
+        f" model: {report.metric} {report.metrics.exported:.4g}, trained "
+        f"{report.metrics.trained:.4g}, on {report.rows:,} validation rows. `manifest.json` has "
+        "the SHA-256 of every file.",
+        f"{said} The outputs are {', '.join(shorts)}. {meaning} Any number of rows is allowed.",
+        "\n".join(["| input | type | shape |", "|---|---|---|", *shown]),
+        "The programs need `pip install onnxruntime numpy`, and run in this folder.",
+        _IN_MEMORY.strip().replace("$rows", _COLUMNS_IN_MEMORY if columns else _ARRAYS_IN_MEMORY),
+        (_TABLE_FILE if columns else _ARRAY_FILE).strip(),
+        _SERVER.strip(),
+        "A request is a JSON object with one list of values for each input.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A name on one line of Markdown, in a table or in a code span."""
+    return " ".join(text.replace("`", "'").replace("|", "/").split())

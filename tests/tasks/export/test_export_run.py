@@ -1,0 +1,296 @@
+"""Exports of finished runs to ONNX: the files, what they compute, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pyarrow.parquet as pq
+import pytest
+from finished_run import begin_run, local_path
+from stored_run import with_source
+from table_run import BRANCHES, RARE, ROWS, table_run
+
+from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
+from trainwright.tasks.export.export_run import export_run
+from trainwright.tasks.inference import predict
+from trainwright.tasks.runs.artefacts.export_report import ExportReport
+from trainwright.tasks.runs.exports import sealed_exports
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.store import load_model, verify
+
+FILES = {"model.onnx", "report.json", "report.html", "README.md", "example.csv"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return table_run(tmp_path_factory.mktemp("table"))
+
+
+@pytest.fixture(scope="module")
+def out(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a copy of the run's export."""
+    folder = tmp_path_factory.mktemp("export") / "onnx"
+    export_run(run, "onnx", out=folder)
+    return folder
+
+
+@pytest.fixture
+def model(out: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(out / "model.onnx"))
+
+
+def test_an_export_is_a_sealed_folder_of_the_run_which_stays_sealed(run: Run, out: Path) -> None:
+    assert {path.name for path in out.iterdir()} == FILES
+    manifest = json.loads(run.objects.get("export/onnx/manifest.json"))
+    for name in FILES:
+        stored = run.objects.get(f"export/onnx/{name}")
+        assert stored == (out / name).read_bytes()
+        assert manifest["files"][name]["sha256"] == sha256(stored).hexdigest()
+    assert set(manifest["files"]) == FILES
+    verify(run)
+    [report] = sealed_exports(run)
+    assert report == ExportReport.model_validate_json((out / "report.json").read_text())
+    assert (report.kind, report.run, set(report.files)) == ("onnx", run.uri, FILES)
+
+
+def test_the_report_compares_with_the_trained_model_on_all_validation_rows(out: Path) -> None:
+    report = ExportReport.model_validate_json((out / "report.json").read_text())
+    assert report.rows == ROWS // 5
+    assert report.max_error <= 1e-5
+    assert report.agreement == 1.0
+    assert report.metric == "accuracy"
+    assert report.metrics.exported == report.metrics.trained
+    assert report.latency_s is not None
+    assert report.latency_s.exported.low <= report.latency_s.exported.median
+
+
+def test_a_row_gives_what_predict_gives_for_its_raw_columns(
+    run: Run, model: onnxruntime.InferenceSession, tmp_path: Path
+) -> None:
+    table = pq.read_table(run.job().data.uri)
+    predict(run, run.job().data.uri, str(tmp_path / "predicted.parquet"))
+    wanted = pq.read_table(tmp_path / "predicted.parquet")
+    rows = {
+        "a": table["a"].to_numpy().astype(np.float32),
+        "output": table["output"].to_numpy().astype(np.float32),
+        "colour": np.array([one or "" for one in table["colour"].to_pylist()], dtype=object),
+    }
+    label, probability = model.run(["label", "probability"], rows)
+    assert label.tolist() == wanted["prediction"].to_pylist()
+    np.testing.assert_allclose(probability, wanted["probability"].to_numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 257])
+def test_any_number_of_rows_is_allowed(model: onnxruntime.InferenceSession, size: int) -> None:
+    rows = {
+        "a": np.full(size, np.nan, np.float32),
+        "output": np.zeros(size, np.float32),
+        "colour": np.array(["never seen"] * size, dtype=object),
+    }
+    output, label, probability = model.run(None, rows)
+    assert output.shape == (size, 2)
+    assert label.shape == probability.shape == (size,)
+    np.testing.assert_array_equal(output, output[:1].repeat(size, 0))
+
+
+def test_the_file_says_where_it_is_from_and_names_no_path_of_this_machine(
+    run: Run, out: Path
+) -> None:
+    proto = onnx.load(out / "model.onnx")
+    said = {one.key: one.value for one in proto.metadata_props}
+    assert said["run"] == run.uri
+    assert said["data_sha256"] == run.data().sha256
+    assert json.loads(said["classes"]) == run.data().classes
+    assert set(json.loads(said["inputs"])) == {"a", "output", "colour"}
+    content = (out / "model.onnx").read_bytes()
+    assert b"site-packages" not in content
+    assert b"net.py" not in content
+    assert [one.name for one in proto.graph.output] == ["output_", "label", "probability"]
+
+
+def test_the_page_loads_nothing_and_shows_the_pipeline(out: Path) -> None:
+    text = (out / "report.html").read_text()
+    assert "<svg" in text
+    assert "Gemm" in text
+    assert not re.search(r"(src|href)=", text)
+
+
+def programs(folder: Path) -> list[Path]:
+    """The programs of a README, written to its folder."""
+    found = []
+    for text in re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL):
+        name = re.match(r"# (\w+\.py):", text)
+        assert name is not None, text
+        (folder / name[1]).write_text(text)
+        found.append(folder / name[1])
+    return found
+
+
+def test_the_programs_of_the_readme_run(out: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in out.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    rows, file, serve = programs(folder)
+    assert "label (2,)" in _output(rows)
+    lines = _output(file).splitlines()
+    assert lines[0] == "output_,label,probability"
+    assert len(lines) == 4
+    with subprocess.Popen(
+        [sys.executable, serve.name, "0"], cwd=folder, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        given = {"a": [1.0, None], "output": [0.0, 0.0], "colour": ["red", "never seen"]}
+        answer = _post(address, given)
+        server.terminate()
+    assert len(answer["label"]) == 2
+    assert set(answer["label"]) <= {"low", "high"}
+
+
+def _output(program: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, program.name], cwd=program.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _post(address: str, rows: dict[str, Any]) -> dict[str, Any]:
+    with urllib.request.urlopen(address, json.dumps(rows).encode(), timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def test_outputs_are_those_of_torch(
+    run: Run, model: onnxruntime.InferenceSession, tmp_path: Path
+) -> None:
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    trained = load_model(run.uri, tmp_path, run.settings)
+    numbers = np.array([[1.0, 2.0], [np.nan, -3.0]], np.float32)
+    names = run.data().columns
+    wanted = trained({"numbers": torch.from_numpy(numbers), "categories": torch.tensor([[0], [1]])})
+    order = [one.name for one in names if one.kind == "number"]
+    texts = json.loads(run.objects.get("vocabulary.json"))["names"]["colour"]
+    rows = {name: numbers[:, place] for place, name in enumerate(order)}
+    rows["colour"] = np.array(["", texts[0]], dtype=object)
+    [output] = model.run(["output_"], rows)
+    np.testing.assert_allclose(output, wanted.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_int8_takes_the_same_rows_and_stays_within_the_tolerance(
+    run: Run, out: Path, tmp_path: Path
+) -> None:
+    report = export_run(run, "onnx-int8", out=tmp_path / "int8", tolerance=0.02)
+    before = ExportReport.model_validate_json((out / "report.json").read_text())
+    assert (report.kind, report.tolerance) == ("onnx-int8", 0.02)
+    assert report.inputs == before.inputs
+    assert report.metrics.exported >= before.metrics.exported - 0.02
+    assert report.agreement >= 0.95
+    assert report.operations["DequantizeLinear"] > 0
+    assert report.size_bytes is not None
+    assert before.size_bytes is not None
+    assert report.size_bytes.float == before.size_bytes.exported
+    assert [one.kind for one in sealed_exports(run)] == ["onnx", "onnx-int8"]
+    rows = {
+        "a": np.zeros(3, np.float32),
+        "output": np.ones(3, np.float32),
+        "colour": np.array(["red", "", "green"], dtype=object),
+    }
+    paths = (out / "model.onnx", tmp_path / "int8" / "model.onnx")
+    exact, close = (
+        onnxruntime.InferenceSession(str(path)).run(["output_"], rows)[0] for path in paths
+    )
+    np.testing.assert_allclose(close, exact, atol=0.1 * np.abs(exact).max())
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (BRANCHES, r"model: gate \(Gate\) can't be exported: .*net\.py, line .*x\.sum\(\) > 0"),
+        (RARE, r"model: square \(Square\) uses the operation prims\.bessel_i1e, which ONNX has no"),
+        ("import no_such_package\n", r"no_such_package"),
+    ],
+    ids=["branch on values", "operation that ONNX lacks", "missing package"],
+)
+def test_a_model_that_cannot_be_exported_is_refused_in_one_line(
+    run: Run, tmp_path: Path, source: str, says: str
+) -> None:
+    copy = with_source(run, tmp_path, source)
+    with pytest.raises(BadInput) as refused:
+        export_run(copy, "onnx")
+    assert re.search(says, str(refused.value)), refused.value
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    unfinished = begin_run(f"file://{tmp_path}/store", "unfinished", 1)
+    with pytest.raises(BadInput, match=r"is not finished: it has no manifest\.json"):
+        export_run(unfinished, "onnx")
+
+
+def test_a_damaged_run_is_refused(run: Run, tmp_path: Path) -> None:
+    copy = with_source(run, tmp_path, BRANCHES)
+    weights = local_path(copy, "model/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(CorruptArtefact, match=r"model/model\.safetensors"):
+        export_run(copy, "onnx")
+
+
+def test_a_folder_that_is_not_empty_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"--out: .* is not empty; choose another folder"):
+        export_run(run, "onnx", out=tmp_path)
+    with pytest.raises(BadInput, match=r"--out: .* is not a folder"):
+        export_run(run, "onnx", out=tmp_path / "mine.txt")
+    with pytest.raises(BadInput, match=r"--out: .*there is no folder"):
+        export_run(run, "onnx", out=tmp_path / "nowhere" / "else")
+
+
+def test_an_unknown_kind_is_refused(run: Run) -> None:
+    with pytest.raises(BadInput, match="--to: got 'tflite'; allowed: onnx, onnx-int8"):
+        export_run(run, "tflite")
+
+
+def test_without_the_packages_the_error_says_how_to_install_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else there(name)
+    )
+    with pytest.raises(ServiceUnreachable, match=r"onnxruntime; `pip install .trainwright\[expor"):
+        export_run(run, "onnx")
+
+
+@pytest.fixture
+def changed_data(run: Run) -> Iterator[None]:
+    """The run's data with one row less, for the time of a test."""
+    path = Path(run.job().data.uri)
+    content = path.read_bytes()
+    pq.write_table(pq.read_table(path).slice(1), path)
+    yield
+    path.write_bytes(content)
+
+
+@pytest.mark.usefixtures("changed_data")
+def test_data_that_has_changed_since_the_run_is_refused(run: Run) -> None:
+    with pytest.raises(BadInput, match=r"table\.parquet has changed since the run"):
+        export_run(run, "onnx")
