@@ -116,7 +116,7 @@ def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
         "train.learning_rate": 0.002,
         "train.schedule": "flat-cosine",
         "train.clip_norm": 1.0,
-        "train.global_batch_size": 256,
+        "train.global_batch_size": 64 if schema.train_rows < 20_000 else 256,
         "train.epochs": epochs(schema, 2_000_000, most=100),
     }
 

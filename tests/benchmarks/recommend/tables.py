@@ -148,7 +148,8 @@ def by_template(case: Case, name: str, size: str, changes: dict[str, Any]) -> di
     with torch.no_grad():
         model.eval()
         made.adapt(model, *case.tensors(rows), case.dataset.names())
-    validation = trained(case, model, made.loss, spec)
+    loss = source.loss_function(made, case.schema.task, spec.label_smoothing)
+    validation = trained(case, model, loss, spec)
     found = made.predict(model, case.test_rows())
     classes = case.schema.classes
     if classes:
