@@ -33,7 +33,7 @@ LEAST_SETS = 4
 """With fewer sets of a task and model there is no prediction."""
 NEAREST = 3
 _COVERAGE = 0.8
-_RIDGE, _RIDGE_OF_MODEL = 3.0, 20.0
+_RIDGE, _RIDGE_OF_MODEL = 3.0, 60.0
 _FAR = 1.5
 """Data is far if its nearest set is this many times as far as those of nearly all sets are."""
 _SHARE_FLOOR = 0.002

@@ -3,15 +3,14 @@
     python tests/benchmarks/recommend/leave_one_out.py [FILE]
 
 Regret: how much worse the metric of the first choice is than that of the best model on the set, in
-percent of the metric; beside it, that of always taking one and the same model. Coverage: the share
-of measured metrics within the 80 % intervals.
+percent of the metric, both as means over seeds; beside it, that of always taking one and the same
+model. Coverage: the share of measured metrics within the 80 % intervals.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections import defaultdict
 from pathlib import Path
 
 from measure_templates import SHIPPED
@@ -35,27 +34,27 @@ def main() -> int:
 
 def report(task: str, table: list[Trained]) -> None:
     """One task."""
-    cases: dict[tuple[str, float, int], list[Trained]] = defaultdict(list)
+    cases: dict[tuple[str, float], dict[tuple[str, str], list[Trained]]] = {}
     for one in table:
-        cases[one.data, one.fraction, one.seed].append(one)
+        cases.setdefault((one.data, one.fraction), {}).setdefault(one.model, []).append(one)
     models = sorted({one.model for one in table})
     chosen, same, inside = [], {model: [] for model in models}, []
-    for (name, _, _), rows in cases.items():
+    for (name, _), rows in cases.items():
         others = [one for one in table if one.data != name]
-        errors = {}
-        for one in rows:
-            found = predict_metric(one.figures, task, one.model, others)
+        errors, predicted = {}, {}
+        for model, measured in rows.items():
+            found = predict_metric(measured[0].figures, task, model, others)
             if found is not None:
-                errors[one.model] = found.error.median
-                inside.append(found.error.low <= one.error <= found.error.high)
-        if not errors:
+                errors[model] = statistics.mean(one.error for one in measured)
+                predicted[model] = found.error.median
+                inside += [found.error.low <= one.error <= found.error.high for one in measured]
+        if len(errors) < 2:
             continue
-        best = min(one.error for one in rows)
-        by_model = {one.model: one for one in rows}
-        chosen.append(regret(task, by_model[min(errors, key=lambda model: errors[model])], best))
-        for model in models:
-            if model in by_model:
-                same[model].append(regret(task, by_model[model], best))
+        best = min(errors.values())
+        first = min(predicted, key=lambda model: predicted[model])
+        chosen.append(regret(task, errors[first], best))
+        for model, error in errors.items():
+            same[model].append(regret(task, error, best))
     if not chosen:
         print(f"{task}: too few sets")
         return
@@ -63,16 +62,17 @@ def report(task: str, table: list[Trained]) -> None:
     print(
         f"  regret of the first choice {statistics.mean(chosen):.2f} %, worst {max(chosen):.1f} %"
     )
-    for model, values in sorted(same.items(), key=lambda pair: statistics.mean(pair[1])):
+    tried = {model: values for model, values in same.items() if values}
+    for model, values in sorted(tried.items(), key=lambda pair: statistics.mean(pair[1])):
         print(f"  always {'-'.join(model)}: {statistics.mean(values):.2f} %, n = {len(values)}")
     print(f"  80 % intervals hold {100 * statistics.mean(inside):.0f} % of {len(inside)}")
 
 
-def regret(task: str, one: Trained, best: float) -> float:
+def regret(task: str, error: float, best: float) -> float:
     """In percent of the metric."""
     if metric_of(task) == "accuracy":
-        return 100 * (one.error - best) / (1 - best)
-    return 100 * (one.error - best) / best
+        return 100 * (error - best) / (1 - best)
+    return 100 * (error - best) / best
 
 
 if __name__ == "__main__":
