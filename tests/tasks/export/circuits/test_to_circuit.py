@@ -1,0 +1,58 @@
+"""The kind `rtl` from a stored model to cells, and the programs of its README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import circuit_runs
+import pytest
+
+from trainwright.infra.sandbox import SandboxLimits
+from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.export.circuits import synthesize
+from trainwright.tasks.export.circuits.to_circuit import to_circuit
+from trainwright.tasks.export.exportable import ExportOptions
+
+pytestmark = pytest.mark.slow  # needs Icarus Verilog, which `make setup-system` installs
+_LIMITS = SandboxLimits(500, 8 * 2**30)
+
+
+def programs(readme: str) -> dict[str, str]:
+    """The README's programs by name."""
+    blocks = re.findall(r"```(?:sh|python)\n(# (\S+):.*?)```", readme, re.DOTALL)
+    return {name: text for text, name in blocks}
+
+
+@pytest.mark.timeout(1200)
+def test_a_small_net_becomes_circuits_that_are_right(tmp_path: Path) -> None:
+    model = circuit_runs.exportable(tmp_path / "model")
+    (out := tmp_path / "out").mkdir()
+    report = to_circuit(model, out, ExportOptions(_LIMITS, tolerance=0.02))
+    assert report.mismatches == 0
+    assert report.vectors == 120  # 60 rows, in both styles
+    assert report.metrics.exported >= report.metrics.trained - 0.02
+    made = {(one.style, one.family): one for one in report.cells}
+    assert set(made) == {(s, f) for s in ("pipelined", "sequential") for f in ("ice40", "ecp5")}
+    assert all(one.lookup_tables and one.fmax_mhz for one in made.values())
+    assert report.latency_cycles["pipelined"] < report.latency_cycles["sequential"]
+    assert report.energy_j is not None
+    assert set(report.files) == {path.name for path in out.iterdir()}
+    found = programs((out / "README.md").read_text())
+    assert set(found) == {"simulate.sh", "synthesise.sh", "predict_rows.py"}
+    said = subprocess.run(
+        ["bash", "-e"], input=found["simulate.sh"], cwd=out, capture_output=True, text=True
+    )
+    assert "vectors 60 outputs 180 mismatches 0" in said.stdout
+    ran = subprocess.run(
+        [sys.executable, "-c", found["predict_rows.py"]], cwd=out, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesize, "_NEEDED", ("da4ml", "no_such_package"))
+    with pytest.raises(ServiceUnreachable, match=r"no_such_package.*trainwright\[export\]"):
+        synthesize.require_tools()
