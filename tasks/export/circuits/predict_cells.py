@@ -28,7 +28,7 @@ _OFFSET, _WIDTH_POWER = -0.459, 0.66
 _COMPARED = 1.7
 """adder bits of a comparison, for each bit of its values"""
 CELLS_PER_ADDER_BIT = {"ice40": 1.51, "ecp5": 1.54}
-_SEQUENTIAL = {"ice40": 1.95, "ecp5": 2.4}
+_SEQUENTIAL = {"ice40": (140.0, 1.2), "ecp5": (160.0, 1.5)}
 
 
 def pipelined_cells(bits: float, family: str) -> float:
@@ -38,7 +38,8 @@ def pipelined_cells(bits: float, family: str) -> float:
 
 def sequential_cells(circuit: SequentialCircuit, layers: int, family: str) -> float:
     """Four-input lookup tables of a sequential circuit."""
-    return _SEQUENTIAL[family] * sequential_size(circuit, layers)
+    fixed, factor = _SEQUENTIAL[family]
+    return fixed + factor * sequential_size(circuit, layers)
 
 
 def sequential_size(circuit: SequentialCircuit, layers: int) -> float:
