@@ -27,7 +27,7 @@ _FACTOR, _POWER = 2.746, 0.934
 _OFFSET, _WIDTH_POWER = -0.459, 0.66
 _COMPARED = 1.7
 """adder bits of a comparison, for each bit of its values"""
-CELLS_PER_ADDER_BIT = {"ice40": 1.51, "ecp5": 1.54}
+CELLS_PER_ADDER_BIT = {"ice40": 1.41, "ecp5": 1.53}
 _SEQUENTIAL = {"ice40": (140.0, 1.2), "ecp5": (160.0, 1.5)}
 
 
