@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.precision import for_loss
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.export.onnx_models.torch_decompositions import without_gaps
 
 ROWS = "rows"
 """The name of the dimension of rows."""
@@ -47,7 +48,7 @@ def converted(model: PlainModel, rows: Mapping[str, torch.Tensor]) -> onnx.Model
     rows_dim = torch.export.Dim(ROWS)
     dynamic = (tuple({0: rows_dim} for _ in args),)
     with _quiet():
-        program = _exported(model, args, dynamic)
+        program = without_gaps(_exported(model, args, dynamic))
         try:
             made = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
         except torch.onnx.errors.OnnxExporterError as error:

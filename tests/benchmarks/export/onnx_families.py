@@ -27,6 +27,7 @@ import table_case  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from trainwright.tasks.errors import BadInput  # noqa: E402
 from trainwright.tasks.export.onnx_models import onnx_compare as compare  # noqa: E402
 from trainwright.tasks.export.onnx_models import whole_graph  # noqa: E402
 from trainwright.tasks.export.onnx_models.torch_to_onnx import PlainModel, converted  # noqa: E402
@@ -202,6 +203,12 @@ def _sizes(core: onnx.ModelProto, model: PlainModel, rows: Rows) -> float:
     return worst
 
 
+def _disturb(model: nn.Module) -> None:
+    """Change the weights of a model whose start is a constant."""
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+
+
 def _converted(model: nn.Module, rows: Rows) -> tuple[onnx.ModelProto, float]:
     plain = PlainModel(model.eval(), list(rows)).eval()
     core = converted(plain, rows)
@@ -221,6 +228,7 @@ def _of_table(name: str, classes: int, folder: Path) -> tuple[float, str]:
     assert made.predict is not None
     with torch.no_grad():
         made.adapt(model, inputs, targets, names)
+        _disturb(model)
     core, error = _converted(model, {one: rows[:ROWS] for one, rows in inputs.items()})
     run = compare.session(whole_graph.whole(core, data, names, {}))
     feed: dict[str, Any] = {}
@@ -265,6 +273,7 @@ def _of_network(name: str, task: str, folder: Path) -> float:
     assert made.adapt is not None
     with torch.no_grad():
         made.adapt(model, inputs, targets, names)
+        _disturb(model)
     given = inputs if isinstance(inputs, dict) else {"inputs": inputs}
     rows = {
         one: torch.cat([value] * (ROWS // len(value) + 1))[:ROWS] for one, value in given.items()
@@ -303,8 +312,11 @@ def main() -> None:
                         f"{name}, {task[8:]}",
                         *_order(_of_table(name, classes, Path(folder)), began),
                     )
-                else:
+                    continue
+                try:
                     tell(name, _of_network(name, task, Path(folder)), began)
+                except BadInput as error:
+                    print(f"{name:28} refused  {error}", flush=True)
     print(f"{len(errors)} models, largest error {max(errors):.1e}; bar 1e-5")
 
 
