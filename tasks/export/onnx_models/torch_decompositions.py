@@ -43,5 +43,6 @@ _OURS: dict[Any, Callable[..., Any]] = {torch.ops.aten.searchsorted.Tensor: sear
 def without_gaps(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program without operations that are listed here."""
     if any(node.target in _OURS for node in program.graph.nodes):
-        return program.run_decompositions(_OURS)
+        done: torch.export.ExportedProgram = program.run_decompositions(_OURS)
+        return done
     return program
