@@ -122,10 +122,12 @@ def layers(structure: Structure, depth: int) -> None:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show a spinner, and a line for each notice."""
+    """Show a spinner, and a line for each notice, once."""
+    told: set[str] = set()
 
     def tell(event: dict[str, Any]) -> None:
-        if event["event"] == "notice":
+        if event["event"] == "notice" and event["message"] not in told:
+            told.add(event["message"])
             err.print(f"note       {event['message']}", markup=False, soft_wrap=True)
 
     with progress.listening(tell), err.status(what):
