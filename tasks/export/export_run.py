@@ -12,7 +12,7 @@ from typing import get_args
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.export.export_page import page, picture
-from trainwright.tasks.export.exportable import Exportable, ExportOptions
+from trainwright.tasks.export.exportable import CIRCUIT_TOLERANCE, Exportable, ExportOptions
 from trainwright.tasks.export.open_model import open_model
 from trainwright.tasks.export.readme import write_readme
 from trainwright.tasks.runs.artefacts.export_report import (
@@ -71,6 +71,8 @@ def export_run(
         _require_empty(out)
     limits = run.settings.export_limits()
     wanted = run.job().export.tolerance if tolerance is None else tolerance
+    if wanted is None and chosen == "rtl":
+        wanted = CIRCUIT_TOLERANCE
     options = ExportOptions(limits, wanted) if wanted is not None else ExportOptions(limits)
     with tempfile.TemporaryDirectory(prefix="trainwright-export-") as name:
         progress.emit("export", kind=chosen, doing="reads the run's model and rows")

@@ -59,6 +59,10 @@ class Exportable:
     """whether the model was trained with missing values among its inputs"""
 
 
+CIRCUIT_TOLERANCE = 0.01
+"""The tolerance of `rtl`, unless the job or the command has another."""
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """How to export. `tolerance`: how much worse the metric may be.

@@ -15,7 +15,7 @@ ExportKind = Literal["onnx", "onnx-int8", "rtl"]
 class ExportSpec(Document):
     """The exports of a finished run: a list of kinds, or a mapping with these fields."""
 
-    to: list[Literal["onnx", "onnx-int8"]] = Field(
+    to: list[ExportKind] = Field(
         default_factory=list, description="kinds of export, made after the run is stored"
     )
     tolerance: float | None = Field(

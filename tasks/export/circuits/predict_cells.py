@@ -28,7 +28,11 @@ _OFFSET, _WIDTH_POWER = -0.459, 0.66
 _COMPARED = 1.7
 """adder bits of a comparison, for each bit of its values"""
 CELLS_PER_ADDER_BIT = {"ice40": 1.41, "ecp5": 1.53}
-_SEQUENTIAL = {"ice40": (140.0, 1.2), "ecp5": (160.0, 1.5)}
+_SEQUENTIAL = {"ice40": 1.95, "ecp5": 2.4}
+_BLOCK_BITS, _ROM_CELLS = 1024, 0.11
+"""a smaller memory of weights is made of lookup tables, so many for each of its bits"""
+_DSP_BITS, _PRODUCT_CELLS = 11, 2.5
+"""a narrower product is made of lookup tables on iCE40, so many for each pair of bits"""
 
 
 def pipelined_cells(bits: float, family: str) -> float:
@@ -38,8 +42,13 @@ def pipelined_cells(bits: float, family: str) -> float:
 
 def sequential_cells(circuit: SequentialCircuit, layers: int, family: str) -> float:
     """Four-input lookup tables of a sequential circuit."""
-    fixed, factor = _SEQUENTIAL[family]
-    return fixed + factor * sequential_size(circuit, layers)
+    cells = _SEQUENTIAL[family] * sequential_size(circuit, layers)
+    stored = circuit.weights * circuit.weight_bits
+    if stored < _BLOCK_BITS:
+        cells += _ROM_CELLS * stored
+    if family == "ice40" and circuit.value_bits + circuit.weight_bits < _DSP_BITS:
+        cells += _PRODUCT_CELLS * circuit.value_bits * circuit.weight_bits
+    return cells
 
 
 def sequential_size(circuit: SequentialCircuit, layers: int) -> float:
