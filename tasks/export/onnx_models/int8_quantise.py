@@ -7,9 +7,10 @@ for each output channel. Weights use 7 bits, because sums of 8-bit products over
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,17 @@ class FeedReader(CalibrationDataReader):  # type: ignore[misc]  # a class of onn
         return next(self._feeds, None)
 
 
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without the library's warnings, whose last line would be taken for an error's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 @dataclass(frozen=True)
 class Quantiser:
     """A float model that is ready to be quantised, with the ranges of its activations."""
@@ -51,9 +63,9 @@ class Quantiser:
     """the names of its layers, in order"""
 
     @classmethod
+    @_without_warnings()
     def prepare(cls, core: onnx.ModelProto, feeds: Iterable[Feed], folder: Path) -> Quantiser:
         """Fold and infer shapes, then find the ranges on calibration rows."""
-        logging.disable(logging.WARNING)
         given, path = folder / "float.onnx", folder / "prepared.onnx"
         given.write_bytes(core.SerializeToString())
         quant_pre_process(str(given), str(path), skip_symbolic_shape=True)
@@ -73,6 +85,7 @@ class Quantiser:
         ]
         return cls(path, ranges, layers)
 
+    @_without_warnings()
     def quantised(self, in_float: Sequence[str]) -> onnx.ModelProto:
         """The model with all but some layers, and what passes their inputs on, quantised."""
         quantizer = QDQQuantizer(

@@ -175,10 +175,11 @@ def _free(name: str, taken: set[str]) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's warnings, whose last line would be taken for an error's."""
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

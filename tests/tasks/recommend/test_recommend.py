@@ -120,7 +120,7 @@ def test_a_job_without_a_model_is_planned_with_the_recommended_one(tmp_path: Pat
         source = Path(whole.model.source)
         assert source.is_file()
         assert whole.train.epochs == 3
-        assert whole.train.optimizer.name == "adam"
+        assert whole.train.optimizer.name == "adamw"
     assert not source.exists()
     done = run("plan", write_job(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
