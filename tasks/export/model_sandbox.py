@@ -48,11 +48,23 @@ def run_in_sandbox(
 ) -> dict[str, Any]:
     """The document of `packed` that a function returned; its files are put into a folder.
 
+    Parameters and errors as of `answered`.
+    """
+    disk = limits.disk_bytes + _DISK_FACTOR * model.weights.stat().st_size
+    document, files = answered(function, request, model, replace(limits, disk_bytes=disk))
+    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+        archive.extractall(folder, filter="data")
+    return document
+
+
+def answered(
+    function: str, request: dict[str, Any], model: Exportable, limits: SandboxLimits
+) -> tuple[dict[str, Any], bytes]:
+    """What a function returned: a document on the first line, and the bytes after it.
+
     `function` is "package.module:name", from `request` to bytes. Raises the function's error, or
     BadInput if a limit ended it.
     """
-    disk = limits.disk_bytes + _DISK_FACTOR * model.weights.stat().st_size
-    limits = replace(limits, disk_bytes=disk)
     try:
         outcome = call(function, request, limits, [model.folder])
     except OSError as error:
@@ -62,13 +74,11 @@ def run_in_sandbox(
         raised = "MEMORY_GIB" if memory else "TIMEOUT_S" if outcome.stopped_by == "time" else ""
         way_out = f"; TRAINWRIGHT_EXPORT_{raised} raises the limit" if raised else ""
         raise BadInput(f"model: exporting {model.entry} {outcome.failure(limits)}{way_out}")
-    head, _, files = outcome.answer.partition(b"\n")
+    head, _, rest = outcome.answer.partition(b"\n")
     document: dict[str, Any] = json.loads(head)
     if "error" in document:
         raise from_document(document["error"])
-    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
-        archive.extractall(folder, filter="data")
-    return document
+    return document, rest
 
 
 def packed(document: dict[str, Any], folder: Path) -> bytes:

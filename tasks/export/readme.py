@@ -45,9 +45,9 @@ _ARRAYS_IN_MEMORY = """kinds = {
 rows = {
     one.name: np.zeros((2, *one.shape[1:]), dtype=kinds[one.type]) for one in model.get_inputs()
 }"""
-_TABLE_FILE = """
+_FROM_FILE = """
 ```python
-# predict_file.py: a CSV file with the columns of the model, in any order
+# predict_file.py: $what
 import csv
 import sys
 
@@ -55,7 +55,16 @@ import numpy as np
 import onnxruntime
 
 model = onnxruntime.InferenceSession("model.onnx")
-path = sys.argv[1] if len(sys.argv) > 1 else "example.csv"
+$rows
+names = [one.name for one in model.get_outputs()]
+found = [np.asarray(one).tolist() for one in model.run(names, rows)]
+writer = csv.writer(sys.stdout)
+writer.writerow(names)
+writer.writerows(zip(*found))
+```
+"""
+_TABLE_SAID = "a CSV file with the columns of the model, in any order"
+_TABLE_FILE = """path = sys.argv[1] if len(sys.argv) > 1 else "example.csv"
 with open(path, newline="", encoding="utf-8") as file:
     table = list(csv.DictReader(file))
 rows = {}
@@ -64,34 +73,11 @@ for column in model.get_inputs():
     if column.type == "tensor(string)":
         rows[column.name] = np.array(values, dtype=object)
     else:
-        rows[column.name] = np.array([float(one or "nan") for one in values], dtype=np.float32)
-names = [one.name for one in model.get_outputs()]
-found = [np.asarray(one).tolist() for one in model.run(names, rows)]
-writer = csv.writer(sys.stdout)
-writer.writerow(names)
-writer.writerows(zip(*found))
-```
-"""
-_ARRAY_FILE = """
-```python
-# predict_file.py: an .npz file with the arrays of the model, rows first
-import csv
-import sys
-
-import numpy as np
-import onnxruntime
-
-model = onnxruntime.InferenceSession("model.onnx")
-arrays = np.load(sys.argv[1] if len(sys.argv) > 1 else "example.npz")
+        rows[column.name] = np.array([float(one or "nan") for one in values], dtype=np.float32)"""
+_ARRAYS_SAID = "an .npz file with the arrays of the model, rows first"
+_ARRAY_FILE = """arrays = np.load(sys.argv[1] if len(sys.argv) > 1 else "example.npz")
 kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
-rows = {one.name: arrays[one.name].astype(kinds[one.type]) for one in model.get_inputs()}
-names = [one.name for one in model.get_outputs()]
-found = [np.asarray(one).tolist() for one in model.run(names, rows)]
-writer = csv.writer(sys.stdout)
-writer.writerow(names)
-writer.writerows(zip(*found))
-```
-"""
+rows = {one.name: arrays[one.name].astype(kinds[one.type]) for one in model.get_inputs()}"""
 _SERVER = """
 ```python
 # serve.py: answers POST requests with JSON; python serve.py [PORT]
@@ -218,7 +204,9 @@ def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
         "\n".join(["| input | type | shape |", "|---|---|---|", *shown]),
         "The programs need `pip install onnxruntime numpy`, and run in this folder.",
         _IN_MEMORY.strip().replace("$rows", _COLUMNS_IN_MEMORY if columns else _ARRAYS_IN_MEMORY),
-        (_TABLE_FILE if columns else _ARRAY_FILE).strip(),
+        _FROM_FILE.strip()
+        .replace("$what", _TABLE_SAID if columns else _ARRAYS_SAID)
+        .replace("$rows", _TABLE_FILE if columns else _ARRAY_FILE),
         _SERVER.strip(),
         "A request is a JSON object with one list of values for each input.",
     ]

@@ -10,16 +10,14 @@ Nothing that a user wrote gets into Verilog or a command: both are made of numbe
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.infra.sandbox import names_memory
-from trainwright.infra.sandbox.client import call
-from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
+from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.export.exportable import Exportable, ExportOptions
+from trainwright.tasks.export.model_sandbox import answered
 from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
 
 if TYPE_CHECKING:
@@ -106,19 +104,7 @@ def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str
             "cycles": _MOST_CYCLES,
         },
     }
-    try:
-        outcome = call(PROCESS, request, options.limits, [model.folder])
-    except OSError as error:
-        raise TrainwrightError(f"export: {error}") from error
-    if not outcome.answer:
-        memory = names_memory(outcome.last_line) or outcome.stopped_by == "memory"
-        raised = "MEMORY_GIB" if memory else "TIMEOUT_S" if outcome.stopped_by == "time" else ""
-        way_out = f"; TRAINWRIGHT_EXPORT_{raised} raises the limit" if raised else ""
-        raise BadInput(f"model: exporting {model.entry} {outcome.failure(options.limits)}{way_out}")
-    head, _, stored = outcome.answer.partition(b"\n")
-    document: dict[str, Any] = json.loads(head)
-    if "error" in document:
-        raise from_document(document["error"])
+    document, stored = answered(PROCESS, request, model, options.limits)
     path.write_bytes(stored)
     return document
 

@@ -124,7 +124,7 @@ def _unsupported(error: Exception, program: torch.export.ExportedProgram) -> str
 def _module_of(operation: str, program: torch.export.ExportedProgram) -> str:
     """The module of the first node with this operation, after decomposition."""
     wanted = operation.replace("::", ".")
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # then the operation is looked for as the model has it
         table = torch._decomp.decomposition_table  # the exporter decomposes by a part of it
         core = {one: by for one, by in table.items() if isinstance(one, torch._ops.OpOverload)}
         program = program.run_decompositions(core)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
-from trainwright.tasks.recommend.templates.table_parts import TableColumns, epochs, table_source
+from trainwright.tasks.recommend.templates.table_parts import (
+    TableColumns,
+    batch_size,
+    epochs,
+    table_source,
+)
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
@@ -63,7 +68,7 @@ def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
         "train.optimizer": {"name": "adam", "betas": [0.9, 0.95]},
         "train.learning_rate": 0.01,
         "train.schedule": "flat-cosine",
-        "train.global_batch_size": 64 if schema.train_rows < 20_000 else 256,
+        "train.global_batch_size": batch_size(schema),
         "train.epochs": epochs(schema, 200_000, most=100),
     }
 

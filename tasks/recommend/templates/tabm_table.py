@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.recommend.source_code import Header
-from trainwright.tasks.recommend.templates.table_parts import TableColumns, epochs, table_source
+from trainwright.tasks.recommend.templates.table_parts import (
+    TableColumns,
+    batch_size,
+    epochs,
+    table_source,
+)
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
@@ -116,7 +121,7 @@ def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
         "train.learning_rate": 0.002,
         "train.schedule": "flat-cosine",
         "train.clip_norm": 1.0,
-        "train.global_batch_size": 64 if schema.train_rows < 20_000 else 256,
+        "train.global_batch_size": batch_size(schema),
         "train.epochs": epochs(schema, 2_000_000, most=100),
     }
 

@@ -14,9 +14,8 @@ import torch
 from doc_pages import ROOT
 from network_case import CLASSES, HISTORY, HORIZON, NAMES, Series
 from PIL import Image
-from torch.utils._pytree import tree_map
+from precision_case import losses
 
-from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss
 from trainwright.estimator.trace import source
 from trainwright.estimator.trace.source import ModelDefinition, loss_function
 from trainwright.tasks.data.modalities.images import ImageShape, decoded
@@ -163,23 +162,10 @@ def test_a_model_learns_in_every_precision(
 ) -> None:
     data = PLAIN[template.tasks[0]][-1]
     made = _generated(template, data, tmp_path)
-    inputs, targets = _rows(data)
-    model = cast(_adapted(made, data), precision)
-    inputs, targets = tree_map(
-        lambda one: one.to(PARAMETER_DTYPES[precision]) if one.is_floating_point() else one,
-        (inputs, targets),
+    found = losses(
+        made, _adapted(made, data), data.task, _rows(data), precision, steps=30, rate=0.01
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(30):
-        with autocast(precision):
-            loss = loss_function(made, data.task)(for_loss(model(inputs)), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(one.grad is not None for one in model.parameters())
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
+    assert sum(found[-5:]) < 0.97 * sum(found[:5])
 
 
 @every

@@ -12,13 +12,11 @@ import pyarrow as pa
 import pytest
 import table_case as case
 import torch
+from precision_case import losses
 from pyarrow import parquet
 from table_case import HEADER
-from torch.utils._pytree import tree_map
 from training_case import NO_SPARE, request
 
-from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss
-from trainwright.estimator.trace.source import loss_function
 from trainwright.tasks.data import dataset
 from trainwright.tasks.recommend.source_code import write_source
 from trainwright.tasks.recommend.templates import templates
@@ -46,20 +44,8 @@ def test_a_model_for_tables_steps_in_every_precision(
     with torch.no_grad():
         assert made.adapt is not None
         made.adapt(model, inputs, targets, case.vocabularies(data))
-    model = cast(model, precision)
-    inputs, targets = tree_map(
-        lambda one: one.to(PARAMETER_DTYPES[precision]) if one.is_floating_point() else one,
-        (inputs, targets),
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
-    for _ in range(2):
-        with autocast(precision):
-            loss = loss_function(made, data.task)(for_loss(model(inputs)), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(one.grad is not None for one in model.parameters())
-        optimizer.step()
-        assert math.isfinite(float(loss.detach()))
+    found = losses(made, model, data.task, (inputs, targets), precision, steps=2, rate=0.001)
+    assert all(map(math.isfinite, found))
 
 
 def source_of(task: str, folder: Path) -> DataSpec:

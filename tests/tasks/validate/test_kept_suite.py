@@ -10,7 +10,6 @@ import doors
 import pytest
 
 from trainwright.tasks.errors import CorruptArtefact
-from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts.data_profile import DataProfile
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
@@ -116,13 +115,7 @@ def test_an_unusable_version_is_named(store: FolderStore) -> None:
 
 
 def validated_run(folder: Path) -> Run:
-    job = {"name": "x", "data": {"uri": str(folder / "data.csv")}}
-    opened = doors.open_for(load_job(job), Holder("me"), new=True)
-    try:
-        doors.do(opened, "validate")
-    finally:
-        doors.ledger().release(opened.uri)
-    return opened
+    return doors.validated(load_job({"name": "x", "data": {"uri": str(folder / "data.csv")}}))
 
 
 def test_runs_name_the_version_that_checked_them_and_the_profile_that_it_was_inferred_from(

@@ -11,7 +11,6 @@ import pytest
 from trainwright.tasks import progress
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import DataRejected
-from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts.data_schema import Vocabulary
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
@@ -37,12 +36,7 @@ def validated_run(folder: Path, model: bool = False) -> Run:
     if model:
         (folder / "model.py").write_text(MODEL)
         job["model"] = {"source": str(folder / "model.py")}
-    opened = doors.open_for(load_job(job), Holder("me"), new=True)
-    try:
-        doors.do(opened, "validate")
-    finally:
-        doors.ledger().release(opened.uri)
-    return opened
+    return doors.validated(load_job(job))
 
 
 def test_missing_values_are_kept_without_a_model_and_their_share_is_expected(
