@@ -37,6 +37,8 @@ LARGEST_SIDE = 224
 """Images of different sizes get at most this height and width, unless the job names a size."""
 SMALL_PIXELS = 64 * 64
 """Images of at most this size are decoded once, and kept as pixels."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What Pillow may read: for some other formats it starts programs, such as Ghostscript for EPS."""
 
 _GREY = ("1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N")
 _TOGETHER = 8
@@ -254,7 +256,7 @@ def _opened(source: Path | io.BytesIO, name: str) -> Iterator[Image]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(source) as image:
+        with Image.open(source, formats=FORMATS) as image:
             if image.mode == "F":
                 raise ValueError("its pixels are fractions; allowed: whole numbers")
             yield image

@@ -126,6 +126,12 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         shape_of(tmp_path, [*files, "notes.png"])
 
 
+def test_a_format_for_which_pillow_starts_a_program_is_refused(tmp_path: Path) -> None:
+    picture(4, 4).save(tmp_path / "drawing.png", format="EPS")
+    with pytest.raises(BadInput, match=r"drawing\.png can't be read as an image$"):
+        shape_of(tmp_path, ["drawing.png"])
+
+
 def test_an_image_of_fractions_is_refused(tmp_path: Path) -> None:
     Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "a.tiff")
     with pytest.raises(BadInput, match=r"a\.tiff can't be read as an image: .*fractions"):
