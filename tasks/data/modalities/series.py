@@ -131,6 +131,8 @@ def series_table(
                 f"data.{field}: got {name!r}; "
                 f"allowed: a column of {uri}: {listed(table.column_names)}"
             )
+    if not table.num_rows:
+        raise BadInput(f"data.uri: {uri} has no rows; allowed: a table of time series")
     where = f"data.time: {uri}: column {time!r}"
     utc, shown = read_stamps(table.column(time), where)
     codes, names = _series_codes(table, series, uri)

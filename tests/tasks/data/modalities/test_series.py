@@ -253,3 +253,8 @@ def test_calendar_columns_follow_the_clock_of_the_zone() -> None:
     )
     inputs, _ = batch(cut(rows, series=None), np.array([0]))
     assert inputs["covariates"][0, 0, 0] == pytest.approx(9 / 24 - 0.5)
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"data\.uri: x\.csv has no rows; allowed: a table of time"):
+        cut(table({"a": 3}).slice(0, 0))
