@@ -155,12 +155,18 @@ def _users_code(doing: str) -> Iterator[None]:
 def _checked(found: Any, rows: int | None) -> Columns:
     """What `predict` returned, as lists of one length, `rows` if it is given."""
     if not isinstance(found, dict) or "prediction" not in found:
-        kind = f"the keys {sorted(map(str, found))}" if isinstance(found, dict) else type(found)
+        dictionary = isinstance(found, dict)
+        kind = f"the keys {sorted(map(str, found))}" if dictionary else f"a {type(found).__name__}"
         raise BadInput(f"model: predict returned {kind}; allowed: lists by name, one `prediction`")
-    columns = {
-        str(name): list(values.tolist() if hasattr(values, "tolist") else values)
-        for name, values in found.items()
-    }
+    columns = {}
+    for name, given in found.items():
+        values = given.tolist() if hasattr(given, "tolist") else given
+        if not isinstance(values, list | tuple):
+            raise BadInput(
+                f"model: predict returned a {type(given).__name__} for {str(name)!r}; "
+                "allowed: a list of values"
+            )
+        columns[str(name)] = list(values)
     wanted = len(columns["prediction"]) if rows is None else rows
     for name, values in columns.items():
         if len(values) != wanted:

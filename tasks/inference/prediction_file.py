@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from trainwright.tasks.storage.objects import checked_key
 SUFFIXES = (".parquet", ".csv")
 _OURS = b"trainwright"
 """The key in a Parquet file's metadata that marks predictions."""
-_FIRST_COLUMN = b"prediction"
+_CSV_START = re.compile(rb'"?prediction(_1)?"?[,\r\n]')
+"""How the first line of a CSV file with predictions begins."""
 
 
 class PredictionFile:
@@ -52,12 +54,23 @@ class PredictionFile:
             if not urlsplit(parent).netloc:
                 raise BadInput(f"--out: got {uri}; allowed: s3://bucket/key")
             self._store, self._key = open_store(parent, settings, field="--out"), checked_key(name)
+            self._check_object()
         else:
             self._check_path(source)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._part = Path()
         self._writer: Any = None
         self._schema: Any = None
+
+    def _check_object(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="trainwright-predict-") as folder:
+            earlier = Path(folder) / f"earlier{self._path.suffix.lower()}"
+            try:
+                self._store.get_file(self._key, earlier)
+            except FileNotFoundError:
+                return
+            if not _is_ours(earlier):
+                raise self._not_ours(self.uri)
 
     def _check_path(self, source: Path) -> None:
         path = self._path
@@ -68,9 +81,13 @@ class PredictionFile:
         if not path.is_file():
             raise BadInput(f"--out: {path} is not a regular file; choose another")
         if path.samefile(source) or not _is_ours(path):
-            raise BadInput(
-                f"--out: {path} exists and holds no predictions; choose another file, or remove it"
-            )
+            raise self._not_ours(path)
+
+    @staticmethod
+    def _not_ours(given: str | Path) -> BadInput:
+        return BadInput(
+            f"--out: {given} exists and holds no predictions; choose another file, or remove it"
+        )
 
     def __enter__(self) -> PredictionFile:
         beside = None if self._remote else self._path.absolute().parent
@@ -131,7 +148,7 @@ def _is_ours(path: Path) -> bool:
 
     if path.suffix.lower() == ".csv":
         with path.open("rb") as file:
-            return file.read(len(_FIRST_COLUMN) + 1).lstrip(b'"').startswith(_FIRST_COLUMN)
+            return _CSV_START.match(file.readline(100)) is not None
     try:
         return _OURS in (parquet.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError):

@@ -239,11 +239,13 @@ def test_a_sources_own_predict_gets_raw_columns(numbers: Run, tmp_path: Path) ->
         assert low == one - 0.5
     # predictions may be replaced by predictions, and by nothing else
     predict(run, str(rows), str(out))
-    (tmp_path / "notes.csv").write_text("mine")
-    for kept in ("rows.parquet", "notes.csv"):
+    mine = {"notes.csv": "mine", "dates.csv": "prediction date,a\n1,2\n"}
+    for name, content in mine.items():
+        (tmp_path / name).write_text(content)
+    for kept in ("rows.parquet", *mine):
         with pytest.raises(BadInput, match="exists and holds no predictions"):
             predict(run, str(rows), str(tmp_path / kept))
-    assert (tmp_path / "notes.csv").read_text() == "mine"
+    assert all((tmp_path / name).read_text() == content for name, content in mine.items())
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,14 @@ def test_a_run_that_is_not_finished_or_damaged_is_refused(numbers: Run, tmp_path
             NUMBERS + "def predict(model, rows): return {'prediction': [1.0]}\n",
             "model: predict returned 1 values of 'prediction' for 2 rows",
         ),
-        (NUMBERS + "def predict(model, rows): return [1.0, 2.0]\n", "model: predict returned "),
+        (
+            NUMBERS + "def predict(model, rows): return [1.0, 2.0]\n",
+            "model: predict returned a list; allowed: lists by name, one `prediction`",
+        ),
+        (
+            NUMBERS + "def predict(model, rows): return {'prediction': 1.0}\n",
+            "model: predict returned a float for 'prediction'; allowed: a list of values",
+        ),
         (
             NUMBERS + "def predict(model, rows): return {'prediction': ['a', 1.0]}\n",
             "not all texts, numbers or lists of numbers",
@@ -364,6 +373,10 @@ def test_rows_and_predictions_may_be_in_s3(
     with pytest.raises(BadInput, match="has no column 'b'"):
         predict(run, f"{store.uri}/rows.parquet", f"{store.uri}/no.parquet")
     assert {one.key for one in store.list()} == {"rows.parquet", "out.parquet"}
+    rows = write(tmp_path, a=[1.0], b=[3])
+    predict(run, str(rows), f"{store.uri}/out.parquet")  # again
+    with pytest.raises(BadInput, match=r"/rows\.parquet exists and holds no predictions"):
+        predict(run, str(rows), f"{store.uri}/rows.parquet")
 
 
 def test_lists_become_columns_of_a_csv_file(numbers: Run, tmp_path: Path) -> None:
