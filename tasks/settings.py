@@ -17,6 +17,7 @@ function of a process that trainwright starts. They create the value with
 | TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of the service's named pool files |
 | TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token to start runs |
 | TRAINWRIGHT_SERVICE_READ_TOKEN | a file | the service's token to read |
+| TRAINWRIGHT_VALIDATE_TIMEOUT_S | 3600 | seconds that checking data may take |
 | TRAINWRIGHT_EXTRACT_TIMEOUT_S | 120 | seconds that tracing a model may take |
 | TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | address space of the tracing process, GiB |
 | TRAINWRIGHT_PREDICT_TIMEOUT_S | 600 | seconds that a stored model may take for 65,536 rows |
@@ -38,6 +39,7 @@ from typing import Literal
 from trainwright.estimator.errors import BadInput
 from trainwright.infra.sandbox import SandboxLimits
 
+VALIDATE_TIMEOUT_S = 3600.0
 EXTRACT_TIMEOUT_S = 120.0
 EXTRACT_MEMORY_GIB = 12.0
 """high, because torch alone maps several GiB of address space"""
@@ -144,6 +146,11 @@ class Settings:
             for name, text in given.items()
             if text
         }
+
+    @property
+    def validate_timeout_s(self) -> float:
+        """How long checking data may take, in seconds. Raises BadInput."""
+        return self._positive("VALIDATE_TIMEOUT_S", VALIDATE_TIMEOUT_S, 7 * 86_400)
 
     def extract_limits(self) -> SandboxLimits:
         """The limits on tracing a model. Raises BadInput."""

@@ -20,6 +20,7 @@ from trainwright.estimator.named_file import read_named
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
+from trainwright.tasks.settings import VALIDATE_TIMEOUT_S
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.drift.compare_profiles import drift_line
 
@@ -43,14 +44,14 @@ def validate(
     *,
     seed: int = 0,
     kept_suite: list[dict[str, Any]] | None = None,
-    timeout_s: float = 600,
+    timeout_s: float = VALIDATE_TIMEOUT_S,
 ) -> Validation:
     """Check the data. `success` is False if it fails an expectation or can't be used for training.
 
     All rows are checked. `checked_rows` is their number.
 
     Raises BadInput if there is nothing to check (no such file, an invalid file, a missing target)
-    or the job's suite is invalid, ServiceUnreachable if the data's server does not answer.
+    or the job's suite is invalid, TrainwrightError if it takes longer than `timeout_s`.
     """
     suite, source = (kept_suite, "kept") if kept_suite is not None else ([], "inferred")
     if data.expectations is not None:
@@ -128,7 +129,8 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 raise TrainwrightError(
-                    f"validate: Great Expectations did not finish within {timeout_s:g} s"
+                    f"validate: Great Expectations did not finish within {timeout_s:g} s; "
+                    "TRAINWRIGHT_VALIDATE_TIMEOUT_S raises the limit"
                 ) from None
             finally:
                 process.kill()

@@ -52,7 +52,10 @@ def work(context: RunContext) -> Reference:
         reference = find_reference(job, run.store_uri, context.settings)
         kept = kept_suite(root, job)
         found = validate(
-            data, seed=job.train.seed, kept_suite=None if kept is None else kept.expectations
+            data,
+            seed=job.train.seed,
+            kept_suite=None if kept is None else kept.expectations,
+            timeout_s=context.settings.validate_timeout_s,
         )
         validation = with_drift(with_version(found, kept), job.data, reference)
     prepares = validation.success and data.reader != "model"
@@ -180,7 +183,10 @@ def validate_job(job: Job, settings: Settings) -> Validation:
     except ServiceUnreachable as error:
         progress.emit("notice", message=f"earlier runs are not compared with: {error}")
     found = validate(
-        data, seed=job.train.seed, kept_suite=None if kept is None else kept.expectations
+        data,
+        seed=job.train.seed,
+        kept_suite=None if kept is None else kept.expectations,
+        timeout_s=settings.validate_timeout_s,
     )
     found = with_version(found, kept)
     _announce(found)
@@ -202,7 +208,8 @@ def validate_data(data: dict[str, Any], settings: Settings) -> Reference:
     spec = localized(validated(DataSpec, data, "data"), settings)
     compared = spec.reference is not None and spec.drift != "off"
     reference = named_reference(spec, settings.store, settings) if compared else None
-    validation = with_drift(validate(spec), spec, reference)
+    checked = validate(spec, timeout_s=settings.validate_timeout_s)
+    validation = with_drift(checked, spec, reference)
     _announce(validation)
     if not validation.success:
         raise DataRejected(failure_line(validation))

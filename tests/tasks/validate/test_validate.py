@@ -321,8 +321,9 @@ def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_check_that_takes_too_long_is_stopped() -> None:
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(TrainwrightError, match=r"did not finish within 0\.05 s"):
-        validate(DIGITS, timeout_s=0.05)
+    settings = doors.settings().replaced({"TRAINWRIGHT_VALIDATE_TIMEOUT_S": "0.05"})
+    with pytest.raises(TrainwrightError, match=r"within 0\.05 s; TRAINWRIGHT_VALIDATE_TIMEOUT_S"):
+        validate_data({"uri": "builtin:digits"}, settings)
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
