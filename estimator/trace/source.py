@@ -25,6 +25,8 @@ from trainwright.estimator.named_file import kind_of_file
 if TYPE_CHECKING:
     import torch
 
+ADAPT_ROWS = 16_384
+"""Training rows that `adapt` of a model's source gets, at most."""
 _MAX_BYTES = 20_000_000
 
 

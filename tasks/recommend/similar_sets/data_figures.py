@@ -56,7 +56,8 @@ def metric_of(task: str) -> Metric | None:
     """The metric of a task's predictions; None if its models are not compared."""
     if task.endswith("classification"):
         return "accuracy"
-    return {"tabular-regression": "rmse", "forecasting": "mae"}.get(task)  # type: ignore[return-value]
+    others: dict[str, Metric] = {"tabular-regression": "rmse", "forecasting": "mae"}
+    return others.get(task)
 
 
 def figures_of(

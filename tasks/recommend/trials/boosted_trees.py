@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 _MOST_ROWS = 20_000
 _MOST_CLASSES = 30
 _MOST_CATEGORY = 255
-"""Values of a category that scikit-learn can tell apart; a category with more is a number."""
+"""Values that scikit-learn can tell apart in a category; one with more counts as a number."""
 _ROUNDS, _RATE, _PATIENCE, _SEED = 300, 0.05, 20, 0
 _MOST_TREES = 1_000
 """A round has one tree for each class."""
@@ -49,9 +49,9 @@ def boosted_trees(data: Dataset) -> BoostedTrees | None:
         if column is not None and column <= _MOST_CATEGORY
     ]
     rounds = min(_ROUNDS, _MOST_TREES // max(1, len(schema.classes or ())))
-    library, model = _model(classes, categories, rounds, len(train))
+    library, model, options = _model(classes, categories, rounds, len(train))
     with threadpool_limits(1):
-        model.fit(known, right)
+        model.fit(known, right, **options)
         predicted = model.predict(asked)
     metric = (
         float((predicted == wanted).mean())
@@ -66,19 +66,25 @@ def boosted_trees(data: Dataset) -> BoostedTrees | None:
     )
 
 
-def _model(classes: bool, categories: list[int], rounds: int, rows: int) -> tuple[str, Any]:
-    """The library, and a new model of at most so many rounds for so many rows."""
+def _model(
+    classes: bool, categories: list[int], rounds: int, rows: int
+) -> tuple[str, Any, dict[str, Any]]:
+    """The library, a new model of at most so many rounds for so many rows, options of its fit.
+
+    `categories`: the places of columns whose numbers have no order.
+    """
     if importlib.util.find_spec("lightgbm") is not None:
         import lightgbm
 
         kind = lightgbm.LGBMClassifier if classes else lightgbm.LGBMRegressor
-        return "LightGBM", kind(
+        model = kind(
             n_estimators=rounds, learning_rate=_RATE, n_jobs=1, verbose=-1, random_state=_SEED
         )
+        return "LightGBM", model, {"categorical_feature": categories or "auto"}
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     made = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    return "scikit-learn", made(
+    model = made(
         max_iter=rounds,
         learning_rate=_RATE,
         categorical_features=categories or None,
@@ -86,6 +92,7 @@ def _model(classes: bool, categories: list[int], rounds: int, rows: int) -> tupl
         n_iter_no_change=_PATIENCE,
         random_state=_SEED,
     )
+    return "scikit-learn", model, {}
 
 
 def _order(data: Dataset) -> list[int | None]:

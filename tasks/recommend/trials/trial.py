@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.errors import TrainwrightError
 from trainwright.estimator.trace import source as model_source
-from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.recommend.similar_sets.data_figures import metric_of, sampled
 from trainwright.tasks.spec.data_spec import DataSpec
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, Any]
-_ADAPT_ROWS = 16_384
 _MOST_VALIDATED = 20_000
 _EVALUATED_AT_ONCE = 4_096
 _RATES = {"sgd": 0.05, "momentum": 0.02, "adam": 1e-3, "adamw": 1e-3}
@@ -79,9 +78,8 @@ def train(
     torch.manual_seed(spec.seed)
     started = time.perf_counter()
     model = model_source.build(definition, {})
-    if definition.adapt is not None:
-        with torch.no_grad():
-            definition.adapt(model, *_batch(data, sampled(rows, _ADAPT_ROWS)), data.names())
+    known = _batch(data, sampled(rows, ADAPT_ROWS))
+    model_source.adapt(definition, model, *known, data.names())
     loss = model_source.loss_function(definition, data.schema.task, spec.label_smoothing)
     rate = _RATES[spec.optimizer.name] if spec.learning_rate == "auto" else spec.learning_rate
     optimizer = make_optimizer(model.parameters(), spec.optimizer, rate)

@@ -10,7 +10,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
-from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
@@ -27,8 +27,6 @@ from trainwright.tasks.train.request import TrainRequest
 NAIVE_ROWS = 1 << 16
 """The most rows from which the scale of MASE is made."""
 _READ_ROWS = 1024
-ADAPT_ROWS = 16_384
-"""Training rows that `adapt` of a model's source gets, at most."""
 
 
 class Replica:

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from trainwright.estimator.trace import source
-from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.recommend.source_code import Header, write_source
 from trainwright.tasks.recommend.templates.template import Template
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
 
-_ADAPTED = 16_384
 Rows = torch.Tensor | dict[str, torch.Tensor]
 
 
@@ -95,7 +94,7 @@ def trained(
     loss = source.loss_function(definition, schema.task)
     adapt = definition.adapt
     if adapt is not None:
-        some = torch.arange(len(targets))[:_ADAPTED]
+        some = torch.arange(len(targets))[:ADAPT_ROWS]
         with torch.no_grad():
             adapt(model, take(inputs, some), targets[some], {})
     optimizer = make_optimizer(model.parameters(), spec.optimizer, spec.learning_rate)

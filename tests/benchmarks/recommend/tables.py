@@ -31,6 +31,7 @@ from sklearn.metrics import roc_auc_score
 from table_sets import NAMES, TableSet, as_arrow, rows_of, table_set
 
 from trainwright.estimator.trace import source
+from trainwright.estimator.trace.source import ADAPT_ROWS
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.recommend.source_code import Header, write_source
 from trainwright.tasks.recommend.templates import templates
@@ -38,7 +39,6 @@ from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
-from trainwright.tasks.train.rank.replica import ADAPT_ROWS
 
 HEADER = Header(data="a benchmark", why="It is compared.", command="tables.py")
 CONFIGURATIONS = 30
