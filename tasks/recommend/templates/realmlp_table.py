@@ -51,7 +51,7 @@ class Model(nn.Module):
         sizes = [$sizes, *[width] * layers]
         self.scale = nn.Parameter(torch.full((sizes[0],), 1 / 6))
         self.dense = nn.ModuleList(Dense(*pair) for pair in itertools.pairwise(sizes))
-        self.bend = nn.ParameterList(torch.full((width,), 10.0) for _ in range(layers))
+        self.alpha = nn.ParameterList(torch.full((width,), 10.0) for _ in range(layers))
         self.out = Dense(width, $outputs)
 
     def forward(self, inputs: Inputs, start: bool = False) -> Tensor:
@@ -68,9 +68,9 @@ class Model(nn.Module):
         parts += [functional.embedding(*pair) for pair in zip(codes, self.embed, strict=True)]
         #?
         x = torch.cat(parts, 1) * (6 * self.scale)
-        for dense, bend in zip(self.dense, self.bend, strict=True):
+        for dense, alpha in zip(self.dense, self.alpha, strict=True):
             x = dense(x, start)
-            x = self.drop(x + (functional.$function(x) - x) * 0.1 * bend)
+            x = self.drop(x + (functional.$function(x) - x) * 0.1 * alpha)
         outputs: Tensor = self.out(x, start)
         #? classes
         return outputs

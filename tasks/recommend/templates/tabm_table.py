@@ -71,9 +71,9 @@ class Model(nn.Module):
             x = self.drop(layer(x).relu())
         outputs = torch.einsum("rmw,mwo->rmo", x, self.out) + self.bias
         #? classes
-        chances = outputs.log_softmax(2)
+        logs = outputs.log_softmax(2)
         # Members learn each by itself; together they predict the mean of their probabilities.
-        return chances.mean(1) if self.training else chances.logsumexp(1) - math.log(len(self.out))
+        return logs.mean(1) if self.training else logs.logsumexp(1) - math.log(len(self.out))
         #? !classes
         # Members learn each by itself; together they predict their mean.
         return self.table.in_unit(outputs[:, :, 0] if self.training else outputs.mean((1, 2)))

@@ -6,7 +6,7 @@ from trainwright.tasks.recommend.templates.texts_images.image_parts import image
 
 _MODEL = r'''
 class Block(nn.Module):
-    """Two convolutions and a way past them, which only changes the shape if that is needed."""
+    """Two convolutions and a shortcut, which only changes the shape if that is needed."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -14,15 +14,15 @@ class Block(nn.Module):
         self.norm = nn.BatchNorm2d(width)
         self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.last_norm = nn.BatchNorm2d(width)
-        self.past: nn.Module = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or width_in != width:
-            self.past = nn.Sequential(
+            self.shortcut = nn.Sequential(
                 nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
             )
 
     def forward(self, inputs: Tensor) -> Tensor:
         change = self.second(functional.relu(self.norm(self.first(inputs))))
-        return functional.relu(self.past(inputs) + self.last_norm(change))
+        return functional.relu(self.shortcut(inputs) + self.last_norm(change))
 
 
 class Model(nn.Module):

@@ -21,7 +21,7 @@ class Model(nn.Module):
         self.buckets = 2**bits
         self.words = nn.Embedding(self.buckets, width)
         nn.init.normal_(self.words.weight, std=0.1)
-        self.forget_words, self.forget = nn.Dropout1d(0.2), nn.Dropout(0.5)
+        self.word_dropout, self.dropout = nn.Dropout1d(0.2), nn.Dropout(0.5)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
         self.convolutions = nn.ModuleList(
             nn.Conv1d(width, width, 3, padding=1) for _ in range(depth)
@@ -32,13 +32,13 @@ class Model(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         real = (inputs > 0).unsqueeze(2)
         # Whole words are dropped: (rows, length, width)
-        state = self.forget_words(self.words(inputs % self.buckets)) * real
+        state = self.word_dropout(self.words(inputs % self.buckets)) * real
         for norm, convolution in zip(self.norms, self.convolutions, strict=True):
             change = convolution(norm(state).transpose(1, 2)).transpose(1, 2)
             state = state + functional.gelu(change) * real
         mean = state.sum(1) / real.sum(1).clamp_min(1)
         most = torch.where(real, state, -1e4).amax(1).clamp_min(-1e3)
-        outputs: Tensor = self.head(self.forget(torch.cat([mean, most * real.any(1)], 1)))
+        outputs: Tensor = self.head(self.dropout(torch.cat([mean, most * real.any(1)], 1)))
         return outputs
 
     def start(self, inputs: Tensor, targets: Tensor) -> None:
