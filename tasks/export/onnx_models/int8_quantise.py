@@ -23,12 +23,12 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer  # noqa: TID253
 from onnxruntime.quantization.quant_utils import load_model_with_shape_infer  # noqa: TID253
 from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: TID253
 
+from trainwright.tasks.export.onnx_models import int8_graph
 from trainwright.tasks.export.onnx_models.onnx_compare import Feed
 
-LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
-"""Operations with weights, each of which may stay in float."""
-_PASS_ON = ("Relu", "Clip", "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze")
-_KINDS = [*LAYERS, *_PASS_ON]
+_KINDS = [*int8_graph.WEIGHTS, *int8_graph.PASS_ON, "Add"]
+_OUTPUT_IN_FLOAT = ["Gemm", "MatMul", "ConvTranspose"]
+"""Operations whose outputs are quantised only if a quantised operation reads them."""
 
 
 class FeedReader(CalibrationDataReader):  # type: ignore[misc]  # a class of onnxruntime
@@ -67,7 +67,10 @@ class Quantiser:
     def prepare(cls, core: onnx.ModelProto, feeds: Iterable[Feed], folder: Path) -> Quantiser:
         """Fold and infer shapes, then find the ranges on calibration rows."""
         given, path = folder / "float.onnx", folder / "prepared.onnx"
-        given.write_bytes(core.SerializeToString())
+        model = onnx.ModelProto()
+        model.CopyFrom(core)
+        int8_graph.use_gather(model.graph)
+        given.write_bytes(model.SerializeToString())
         quant_pre_process(str(given), str(path), skip_symbolic_shape=True)
         calibrator = create_calibrator(
             path,
@@ -77,17 +80,15 @@ class Quantiser:
         )
         calibrator.collect_data(FeedReader(feeds))
         ranges = calibrator.compute_data()
-        weights = {one.name for one in onnx.load(path).graph.initializer}
-        layers = [
-            node.name
-            for node in onnx.load(path).graph.node
-            if node.op_type in LAYERS and weights & {*node.input}
-        ]
-        return cls(path, ranges, layers)
+        return cls(path, ranges, int8_graph.layers_of(onnx.load(path).graph))
 
     @_without_warnings()
     def quantised(self, in_float: Sequence[str]) -> onnx.ModelProto:
         """The model with all but some layers, and what passes their inputs on, quantised."""
+        graph = onnx.load(self.path).graph
+        exact = {*in_float, *int8_graph.before(graph, in_float)}
+        sums = int8_graph.residual_sums(graph, in_float)
+        others = [one.name for one in graph.node if one.op_type == "Add" and one.name not in sums]
         quantizer = QDQQuantizer(
             load_model_with_shape_infer(self.path),
             per_channel=True,
@@ -96,29 +97,18 @@ class Quantiser:
             activation_qType=QuantType.QUInt8,
             tensors_range=self.ranges,
             nodes_to_quantize=[],
-            nodes_to_exclude=[*in_float, *self._before(in_float)],
+            nodes_to_exclude=[*exact, *others],
             op_types_to_quantize=_KINDS,
-            # A layer quantises its inputs, so that a next layer in float gets its outputs exactly.
-            extra_options={"OpTypesToExcludeOutputQuantization": list(LAYERS[:-1])},
+            extra_options={"OpTypesToExcludeOutputQuantization": _OUTPUT_IN_FLOAT},
         )
         quantizer.quantize_model()
         with tempfile.TemporaryDirectory() as name:
             path = Path(name) / "quantised.onnx"
             quantizer.model.save_model_to_file(str(path), False)
-            return onnx.load(path)
-
-    def _before(self, layers: Sequence[str]) -> list[str]:
-        """The names of the nodes that only pass values on to these layers."""
-        nodes = list(onnx.load(self.path).graph.node)
-        makers = {name: node for node in nodes for name in node.output}
-        waiting = [name for node in nodes if node.name in layers for name in node.input]
-        found: list[str] = []
-        while waiting:
-            maker = makers.get(waiting.pop())
-            if maker is not None and maker.op_type in _PASS_ON and maker.name not in found:
-                found.append(maker.name)
-                waiting += maker.input
-        return found
+            made = onnx.load(path)
+        int8_graph.give_exactly(made.graph, exact)
+        int8_graph.drop_needless(made.graph)
+        return made
 
 
 def layers_in_float(
