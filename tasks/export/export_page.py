@@ -35,7 +35,7 @@ def _figures(report: ExportReport) -> list[tuple[str, str]]:
     found = [
         (f"{report.metrics.exported:.4f}", f"{report.metric}, exported"),
         (f"{report.metrics.trained:.4f}", f"{report.metric}, trained"),
-        (f"{100 * report.agreement:.2f} %", f"equal decisions on {report.rows:,} validation rows"),
+        *_likeness(report),
         (f"{report.max_error:.1e}", "greatest relative difference of an output"),
     ]
     if report.vectors is not None:
@@ -54,6 +54,17 @@ def _figures(report: ExportReport) -> list[tuple[str, str]]:
             (_time(both.float), f"the same by {other}"),
         ]
     return found
+
+
+def _likeness(report: ExportReport) -> list[tuple[str, str]]:
+    """How alike the models decide: equal classes, or how far numbers are off."""
+    off, rows = report.differences, f"{report.rows:,} validation rows"
+    if off is None:
+        return [(f"{100 * report.agreement:.2f} %", f"equal decisions on {rows}")]
+    return [
+        (f"{100 * off.median:.2g} %", "of the target's standard deviation: median difference"),
+        (f"{100 * off.largest:.2g} %", f"of it: largest difference on {rows}"),
+    ]
 
 
 def _time(one: CallTime) -> str:

@@ -198,8 +198,8 @@ def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
         f"# A model for {_cell(schema.target)}, as {report.kind}",
         f"Made by trainwright from the run {report.run}. `report.html` compares it with the trained"
         f" model: {report.metric} {report.metrics.exported:.4g}, trained "
-        f"{report.metrics.trained:.4g}, on {report.rows:,} validation rows. `manifest.json` has "
-        "the SHA-256 of every file.",
+        f"{report.metrics.trained:.4g}, on {report.rows:,} validation rows. {_likeness(report)} "
+        "`manifest.json` has the SHA-256 of every file.",
         f"{said} The outputs are {', '.join(shorts)}. {meaning} Any number of rows is allowed.",
         "\n".join(["| input | type | shape |", "|---|---|---|", *shown]),
         "The programs need `pip install onnxruntime numpy`, and run in this folder.",
@@ -211,6 +211,17 @@ def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
         "A request is a JSON object with one list of values for each input.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _likeness(report: ExportReport) -> str:
+    """A sentence on how alike exported and trained model decide."""
+    if report.differences is None:
+        return f"{100 * report.agreement:.4g} % of these rows get the trained model's class."
+    off = report.differences
+    return (
+        f"Its numbers differ from the trained model's by {100 * off.median:.2g} % of the target's "
+        f"standard deviation for the median row, by {100 * off.largest:.2g} % for the worst one."
+    )
 
 
 def _cell(text: str) -> str:

@@ -18,11 +18,7 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
             report["metric"],
             f"{metrics['exported']:.4f}, trained {metrics['trained']:.4f}",
         ),
-        (
-            "agreement",
-            f"{100 * report['agreement']:.2f} % of {report['rows']:,} validation rows; outputs "
-            f"differ by at most {report['max_error']:.1e}",
-        ),
+        _likeness(report),
     ]
     if size is not None:
         found.append(("size", units.size(size["exported"])))
@@ -39,3 +35,19 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
         found.append(("kept in float", ", ".join(report["kept_float"])))
     found.append(("folder", copy or f"{report['run']}/{EXPORT_FOLDER}{report['kind']}"))
     return found
+
+
+def _likeness(report: dict[str, Any]) -> tuple[str, str]:
+    """How alike exported and trained model decide."""
+    off, rows = report["differences"], f"{report['rows']:,} validation rows"
+    if off is None:
+        return (
+            "agreement",
+            f"{100 * report['agreement']:.2f} % of {rows}; outputs differ by at most "
+            f"{report['max_error']:.1e}",
+        )
+    return (
+        "differences",
+        f"median {100 * off['median']:.2g} %, largest {100 * off['largest']:.2g} % of the target's "
+        f"standard deviation, on {rows}",
+    )

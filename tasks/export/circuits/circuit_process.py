@@ -29,6 +29,7 @@ from trainwright.tasks.export.circuits.quantised_network import (
     same_widths,
 )
 from trainwright.tasks.export.circuits.read_layers import FloatCircuit, read
+from trainwright.tasks.export.row_differences import compared
 
 Array = np.ndarray[Any, Any]
 _TRACED_ROWS = 3
@@ -78,7 +79,7 @@ def _answer(request: dict[str, Any]) -> bytes:
         "trained": trained,
         "exported": value,
         "rows": len(exact),
-        "agreement": _agreement(outputs, exact, classes),
+        **compared(exact, outputs, targets, len(request["classes"] or ())),
         "max_error": float(
             (np.abs(outputs - exact) / np.abs(exact).max(0).clip(1e-12)).max(initial=0)
         ),
@@ -230,12 +231,3 @@ def _metric(outputs: Array, targets: Array, classes: bool) -> float:
         return float((outputs.argmax(1) == targets.reshape(-1)).mean())
     difference = outputs.reshape(len(targets), -1) - targets.reshape(len(targets), -1)
     return float(np.sqrt(np.mean(difference**2)))
-
-
-def _agreement(outputs: Array, exact: Array, classes: bool) -> float:
-    """The share of rows with the same class, or with numbers within 1 % of the outputs' range."""
-    if classes:
-        return float((outputs.argmax(1) == exact.argmax(1)).mean())
-    close = 0.01 * max(float(np.ptp(exact)), 1e-12)
-    within = np.abs(outputs - exact).reshape(len(exact), -1).max(1) <= close
-    return float(within.mean())

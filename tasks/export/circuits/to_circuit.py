@@ -63,6 +63,7 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
         metric=found["metric"],
         metrics=MetricPair(trained=found["trained"], exported=found["exported"]),
         agreement=found["agreement"],
+        differences=found.get("differences"),
         max_error=found["max_error"],
         rows=found["rows"],
         tolerance=options.tolerance,

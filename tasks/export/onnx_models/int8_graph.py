@@ -59,10 +59,10 @@ def residual_sums(graph: Any, in_float: Container[str]) -> list[str]:
         return node
 
     for node in graph.node:
-        parts = [maker(name) for name in node.input] if node.op_type == "Add" else [None]
-        if all(one is not None and one.name not in in_float for one in parts) and any(
-            one.op_type == "Conv" or one.name in found for one in parts
-        ):
+        made = [one for one in map(maker, node.input) if one is not None]
+        if node.op_type != "Add" or len(made) < 2 or any(one.name in in_float for one in made):
+            continue
+        if any(one.op_type == "Conv" or one.name in found for one in made):
             found.append(node.name)
     return found
 

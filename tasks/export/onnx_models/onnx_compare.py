@@ -158,14 +158,6 @@ def row_errors(exact: list[Array], found: list[Array], sizes: list[float] | None
     return errors
 
 
-def agreement(exact: list[Array], found: list[Array], schema: DataSchema, within: float) -> float:
-    """The share of rows with the same decision: the same class, or an error of at most `within`."""
-    if schema.classes:
-        count = len(schema.classes)
-        return float(np.mean(exact[0][:, :count].argmax(1) == found[0][:, :count].argmax(1)))
-    return float(np.mean(row_errors(exact, found) <= within))
-
-
 def metric_value(
     name: str, outputs: list[Array], rows: ModelRows, definition: ModelDefinition, naive: Any
 ) -> float:

@@ -58,6 +58,7 @@ def report_fields(model: Exportable, found: dict[str, Any]) -> dict[str, Any]:
         "metric": model.metric,
         "metrics": {"trained": model.trained, "exported": found["metric_value"]},
         "size_bytes": {"float": float_bytes, "exported": found["size_bytes"]},
+        "differences": found.get("differences"),
         "notes": [*notes, *found.get("notes", [])],
         **{
             name: found[name]

@@ -121,7 +121,7 @@ def _quantised(
     float_bytes = path.stat().st_size
     about = {value.key: value.value for value in whole.metadata_props}
     made = _whole(chosen, request, rows, about)
-    figures = torch_model.figures(made, path, most_error=math.inf, close=tolerance)
+    figures = torch_model.figures(made, path, most_error=math.inf)
     runs = compare.session(whole), compare.session(path)
     feed = compare.typed(runs[0], rows.columns(compare.latency_rows(rows)))
     calls = (lambda: runs[0].run(None, feed), lambda: runs[1].run(None, feed))

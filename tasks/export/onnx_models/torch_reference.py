@@ -21,11 +21,10 @@ from trainwright.tasks.export.onnx_models import onnx_compare as compare
 from trainwright.tasks.export.onnx_models import whole_graph
 from trainwright.tasks.export.onnx_models.onnx_compare import Array, ModelRows
 from trainwright.tasks.export.onnx_models.torch_to_onnx import PlainModel
+from trainwright.tasks.export.row_differences import compared
 
 MOST_ERROR = 1e-4
 """An ONNX model whose outputs differ by more from torch's is not the same model."""
-CLOSE = 1e-5
-"""Numbers that differ by at most this agree."""
 _BATCHES = (1, 2, 257)
 
 
@@ -73,16 +72,11 @@ class TorchReference:
         )
 
     def figures(
-        self,
-        made: onnx.ModelProto,
-        path: Path,
-        most_error: float = MOST_ERROR,
-        close: float = CLOSE,
+        self, made: onnx.ModelProto, path: Path, most_error: float = MOST_ERROR
     ) -> dict[str, Any]:
         """Check an ONNX model, write it to a file, and compare it with this one.
 
-        Numbers that differ by at most `close` agree. Raises TrainwrightError if outputs differ by
-        more than `most_error`, for any size of batch.
+        Raises TrainwrightError if outputs differ by more than `most_error`, for any size of batch.
         """
         onnx.checker.check_model(made, full_check=True)
         path.write_bytes(made.SerializeToString())
@@ -105,7 +99,7 @@ class TorchReference:
         return {
             "metric_value": self.metric(found),
             "max_error": worst,
-            "agreement": compare.agreement(exact, found, self.rows.schema, close),
+            **compared(exact[0], found[0], self.rows.targets, len(self.rows.schema.classes or ())),
             "rows": len(self.rows),
             "opset": whole_graph.opset(made),
             "size_bytes": path.stat().st_size,

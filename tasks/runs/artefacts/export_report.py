@@ -32,6 +32,13 @@ class MetricPair(Value):
     exported: float = Field(description="of the exported one")
 
 
+class RowDifferences(Value):
+    """How far a model's numbers are off for a row, in standard deviations of the targets."""
+
+    median: float
+    largest: float
+
+
 class SizePair(Value):
     """Sizes of two files, in bytes."""
 
@@ -93,7 +100,10 @@ class ExportReport(Artefact):
     metrics: MetricPair
     agreement: float = Field(
         description="share of validation rows with the same decision: the same class, or numbers "
-        "that differ by at most the tolerance of `onnx`"
+        "that differ by at most 1 % of the targets' standard deviation"
+    )
+    differences: RowDifferences | None = Field(
+        default=None, description="of numbers: from the trained model's, by row"
     )
     max_error: float = Field(
         description="greatest difference of an output from the trained model's, relative to the "
