@@ -23,6 +23,7 @@ from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
 from trainwright.tasks.settings import VALIDATE_TIMEOUT_S
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.drift.compare_profiles import drift_line
+from trainwright.tasks.validate.row_condition import is_plain_condition
 
 _PASSED_ON = (
     "PATH",
@@ -91,6 +92,12 @@ def expectations_in(document: Any, name: str) -> list[dict[str, Any]]:
             raise BadInput(
                 f"{name}, entry {number} is no expectation; "
                 'allowed: {"type": "expect_…", "kwargs": {…}}'
+            )
+        condition = entry.get("kwargs", {}).get("row_condition")
+        if condition is not None and not is_plain_condition(condition):
+            raise BadInput(
+                f"{name}, entry {number}: row_condition: got {str(condition)[:80]!r}; allowed: "
+                'comparisons of columns with values, such as age > 3 and town == "Rome"'
             )
     return [
         {"kwargs": {}} | {key: entry[key] for key in _KEYS if entry.get(key) is not None}
