@@ -37,7 +37,7 @@ from trainwright.tasks.data.sources import (
     require_free,
 )
 from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 
@@ -65,6 +65,24 @@ def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
     `seed` is that of the split. Raises BadInput if the source can't be read or does not fit the
     task, or if the disk is full.
     """
+    with prepared_if_used(spec, home, seed) as found:
+        return found
+
+
+@contextlib.contextmanager
+def prepared_if_used(spec: DataSpec, home: Path, seed: int = 0) -> Iterator[Dataset]:
+    """The same inside a block; if it raises a TrainwrightError, what was made for it is removed."""
+    made: list[Path] = []
+    try:
+        yield _prepared(spec, home, seed, made)
+    except TrainwrightError:
+        for path in made:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
+
+
+def _prepared(spec: DataSpec, home: Path, seed: int, made: list[Path]) -> Dataset:
+    """The dataset; adds the files and folders that are made for it to `made`."""
     root = home / "prepared"
     known = root / "digests" / _state(spec)
     sha256 = _kept_digest(known) or content_sha256(spec)
@@ -83,10 +101,12 @@ def prepared(spec: DataSpec, home: Path, seed: int = 0) -> Dataset:
                 _remove_unused(root)
                 with readable(spec):
                     _write(stored_rows(open_source(spec), sha256, spec), folder)
+                made.append(folder)  # also if the split is refused
                 found = _opened(folder, spec, seed)
                 assert found is not None
     if _kept_digest(known) is None:  # only of data that can be used
         write_named(known, sha256.encode(), "TRAINWRIGHT_HOME")
+        made.append(known)
     return found
 
 

@@ -26,7 +26,7 @@ FILE = "model.py"
 """The name of a generated file in its folder."""
 _WRAPPED_LINES = 12
 """A list of names with more lines of text is written as one long line."""
-_HEADER_CHARACTERS = 300
+_HEADER_COLUMNS = 300
 _PLAIN = re.compile(
     r"[\u00c0-\u024f\u0391-\u03a1\u03a3-\u03ce\u0400-\u0481\u048a-\u052f"
     r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
@@ -152,13 +152,8 @@ def _json_literal(
     if len(lines) <= most_lines and all(_columns(one) <= most for one in lines):
         inner = "\n".join(f"    {opened}{one}{closed}" for one in lines)
     else:
-        inner = _noted(f"    {opened}{''.join(pieces)}{closed}")
+        inner = f"    {opened}[{','.join(map(_unbroken, texts))}]{closed}"
     return f"{start} = json.loads(\n{inner}\n)"
-
-
-def text_literal(value: str) -> str:
-    """A Python expression for a text, which needs `json` if the text is unusual."""
-    return f'"{value}"' if _is_plain(value) else f"json.loads(r'{_json_text(value)}')"
 
 
 def text_assignment(name: str, value: str) -> str:
@@ -170,14 +165,17 @@ def text_assignment(name: str, value: str) -> str:
     ):
         if line and _columns(line) <= WIDTH:
             return line
-    inner = _noted(f"    r'{text}'")
-    return f"{name}: str = json.loads(\n{inner}\n)"
+    return f"{name}: str = json.loads(\n    r'{_unbroken(text)}'\n)"
 
 
-def shown(text: str, most: int = _HEADER_CHARACTERS) -> str:
-    """A text for people in a docstring: one line, plain characters only, cut if long."""
+def shown(text: str, most: int = _HEADER_COLUMNS) -> str:
+    """A text for people in a docstring: one line of `most` columns, plain characters only."""
     words = " ".join(text.split())
-    words = words if len(words) <= most else f"{words[: most - 1]}…"
+    if _columns(words) > most:
+        words = words[: most - 1]
+        while _columns(words) >= most:
+            words = words[:-1]
+        words += "…"
     known = "…–—×·±≤≥→%€²³°"
     return "".join(one if one in known or _is_plain(one) else "?" for one in words)
 
@@ -193,9 +191,9 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _noted(line: str) -> str:
-    """A line that ruff may find too long; it does not if the line has no space inside."""
-    return f"{line}  # noqa: E501" if _columns(line) > WIDTH and " " in line.strip() else line
+def _unbroken(text: str) -> str:
+    """JSON without spaces: ruff accepts a long line that has none."""
+    return text.replace(" ", "\\u0020")
 
 
 def _is_plain(value: str) -> bool:

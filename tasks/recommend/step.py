@@ -64,9 +64,9 @@ def summary(reference: Reference) -> str:
 def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Advice:
     """The ranked candidates for a job's data, and the first one's source. Needs no run.
 
-    Raises BadInput, Infeasible.
+    Data that gets none does not stay prepared, unless it was before. Raises BadInput, Infeasible.
     """
-    from trainwright.tasks.data.prepared import prepared
+    from trainwright.tasks.data.prepared import prepared_if_used
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.recommend.candidate_costs import traced
     from trainwright.tasks.recommend.recommender import advise, offers
@@ -76,9 +76,9 @@ def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] 
     usable(pool, job)  # before the data is read: raises BadInput if there are too few
     require_possible(job, pool)
     source = localized(job.data, settings)
-    data = prepared(source, settings.home, job.train.seed)
-    structures = traced(offers(job, data, pool), job, given, settings)
-    return advise(job, given, source, data, pool, structures, settings, calibrations)
+    with prepared_if_used(source, settings.home, job.train.seed) as data:
+        structures = traced(offers(job, data, pool), job, given, settings)
+        return advise(job, given, source, data, pool, structures, settings, calibrations)
 
 
 @contextlib.contextmanager

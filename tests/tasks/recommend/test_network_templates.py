@@ -39,6 +39,7 @@ HOSTILE = [
     "'); import os; os.abort() #",
     "\\",
 ]
+LONG = [f"{number} {text * 1000}" for number, text in enumerate(("words", "大, ", "it's "))] * 2
 SERIES = [Series(), Series(named=True), Series(known=2), Series(known=2, named=True)]
 PLAIN = {
     "text-classification": [case.texts()],
@@ -49,6 +50,11 @@ HOSTILES = {
     "text-classification": case.texts(names=HOSTILE[:2]),
     "image-classification": case.images(names=HOSTILE[:2]),
     "forecasting": Series(known=2, named=True).schema(HOSTILE),
+}
+OF_LONG_NAMES = {
+    "text-classification": case.texts(names=LONG[:2]),
+    "image-classification": case.images(names=LONG[:2]),
+    "forecasting": Series(known=2, named=True).schema(LONG[:5]),
 }
 TEMPLATES = [one for one in templates().values() if one.tasks[0] in PLAIN]
 
@@ -121,7 +127,7 @@ def _predict(made: ModelDefinition, model: Any, rows: dict[str, list[Any]]) -> A
 def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
     for template in TEMPLATES:
         task = template.tasks[0]
-        for number, data in enumerate([*PLAIN[task], HOSTILES[task]]):
+        for number, data in enumerate([*PLAIN[task], HOSTILES[task], OF_LONG_NAMES[task]]):
             for size, config in _configs(template).items():
                 text = template.source(data, config, HEADER)
                 assert text == template.source(data, config, HEADER)
@@ -133,6 +139,7 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
     checked += [one.name for one in tmp_path.glob("*_0_quantiles.py")]
     for command in (
         ["ruff", "check", *config_file, "--ignore", "TID253", str(tmp_path)],
+        ["ruff", "check", "--no-cache", "--isolated", str(tmp_path)],
         ["ruff", "format", *config_file, "--check", str(tmp_path)],
         ["mypy", "--strict", "--config-file", "", "--cache-dir", "cache", *checked],
     ):

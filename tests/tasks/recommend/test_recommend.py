@@ -11,6 +11,7 @@ import pytest
 from command_line import run
 from small_jobs import table_job, write_table
 
+from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.recommend.source_code import is_as_generated
 from trainwright.tasks.recommend.step import candidate_jobs, completed, recommend
@@ -29,6 +30,12 @@ def write_job(folder: Path, **fields: object) -> str:
     values = {"name": "small", "pool": job.pool, "data": {"uri": job.data.uri}} | fields
     path.write_text(json.dumps(values))
     return str(path)
+
+
+def prepared_folders() -> list[Path]:
+    """Files and folders with prepared data."""
+    root = doors.settings().home / "prepared"
+    return sorted(one for one in root.rglob("*") if one != root / "digests")
 
 
 def test_the_command_ranks_candidates_and_writes_the_first_ones_source(tmp_path: Path) -> None:
@@ -79,6 +86,7 @@ def test_a_deadline_below_all_candidates_names_the_least_that_fits_which_then_do
     assert done.returncode == 3
     error = json.loads(done.stdout)["error"]
     assert error["binding"] == "deadline"
+    assert prepared_folders() == []
     least = error["nearest_deadline_s"]
     found = recommend(table_job(tmp_path, objective={"deadline": f"{least}s"}), doors.settings())
     assert found.recommendation.candidates[0].feasible
@@ -102,6 +110,16 @@ def test_without_a_template_one_line_says_so(
         fields = {"data": {"uri": uri, **fields["data"]}}
     with pytest.raises(BadInput, match=says):
         recommend(table_job(tmp_path, **fields), doors.settings())
+    assert prepared_folders() == []
+
+
+def test_a_refusal_leaves_data_that_was_prepared_before(tmp_path: Path) -> None:
+    job = table_job(tmp_path, recommend={"templates": ["oracle"]})
+    prepared(job.data, doors.settings().home)
+    before = prepared_folders()
+    with pytest.raises(BadInput):
+        recommend(job, doors.settings())
+    assert prepared_folders() == before != []
 
 
 def test_no_more_candidates_are_listed_than_asked_for_and_a_batch_fits_few_rows(

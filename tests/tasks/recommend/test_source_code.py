@@ -18,7 +18,6 @@ from trainwright.tasks.recommend.source_code import (
     numbers_literal,
     shown,
     text_assignment,
-    text_literal,
     texts_literal,
     write_source,
 )
@@ -46,7 +45,6 @@ def test_a_literal_is_the_texts_whatever_characters_they_have(texts: list[str]) 
 @given(TEXTS)
 def test_the_literal_of_one_text_is_that_text(text: str) -> None:
     assert value_of(text_assignment("NAME", text)) == text
-    assert value_of(f"NAME = {text_literal(text)}") == text
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=300))

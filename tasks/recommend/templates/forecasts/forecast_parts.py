@@ -16,7 +16,7 @@ from trainwright.tasks.recommend.source_code import (
     Header,
     finished,
     shown,
-    text_literal,
+    text_assignment,
     texts_literal,
 )
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
@@ -116,9 +116,9 @@ def _source(
     windows = SeriesColumns.of(schema)
     with_series, with_known = windows.series is not None, bool(windows.known)
     shared = {
-        "target": text_literal(schema.target),
-        "time": text_literal(windows.time),
-        "series": text_literal(windows.series or ""),
+        "target": text_assignment("TARGET", schema.target),
+        "time": text_assignment("TIME", windows.time),
+        "series": text_assignment("SERIES", windows.series or ""),
         "known": texts_literal("KNOWN", windows.known, 2),
         "codes": str(windows.codes),
         "history": str(windows.history),
@@ -173,12 +173,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Inputs = dict[str, Tensor]
-TARGET, TIME = $target, $time
+$target
+$time
 #? known
 # Columns whose values are known for the horizon
 $known
 #? series
-SERIES, CODES = $series, $codes
+$series
+CODES = $codes
 #?
 HISTORY, HORIZON, COLUMNS = $history, $horizon, $columns
 QUANTILES, MEDIAN = ($quantiles), $median

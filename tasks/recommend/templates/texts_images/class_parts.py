@@ -14,7 +14,7 @@ from trainwright.tasks.recommend.source_code import (
     class_bytes,
     finished,
     shown,
-    text_literal,
+    text_assignment,
 )
 from trainwright.tasks.recommend.templates.template import ModelConfig
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
@@ -47,12 +47,12 @@ def classifier_source(
     `code` is as in `source_code.finished`: constants, and `class Model` with the buffer
     `class_names`, the method `encode(values)`, which makes an input from raw values, and
     `start(inputs, targets)`, which sets the initial state from training rows; `build_model`; and
-    `random_inputs(batch_size)`. `values` must have `column`, the column of raw values, `raw`, words
+    `random_inputs(batch_size)`. `values` must have `column`, the assignment of COLUMN, `raw`, words
     for what they are, and `sample`, code for one of them. `words`: whether the input is text.
     """
     classes = schema.classes or []
     shared = {
-        "target": text_literal(schema.target),
+        "target": text_assignment("TARGET", schema.target),
         "classes": str(len(classes)),
         "class_bytes": str(class_bytes(classes)),
     }
@@ -99,8 +99,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 # The column of raw values that `predict` takes
-COLUMN = $column
-TARGET = $target
+$column
+$target
 CLASSES, CLASS_BYTES = $classes, $class_bytes
 """
 

@@ -117,7 +117,7 @@ def image_template(
 def _source(schema: DataSchema, kind: str, model: str, header: Header, config: ModelConfig) -> str:
     channels, height, width = single_input(schema, "image-classification", 3)
     values = {
-        "column": '"image"',
+        "column": 'COLUMN = "image"',
         "raw": "images as in `Pixels.encode`",
         "sample": "torch.zeros(CHANNELS, HEIGHT, WIDTH)",
         "channels": str(channels),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.tasks.recommend.source_code import Header, text_literal
+from trainwright.tasks.recommend.source_code import Header, text_assignment
 from trainwright.tasks.recommend.templates.texts_images.class_parts import (
     classifier_source,
     single_input,
@@ -38,7 +38,7 @@ def text_source(
     (length,) = single_input(schema, "text-classification", 1)
     texts = [column.name for column in schema.columns if column.kind == "text"]
     shared = {
-        "column": text_literal(texts[0] if texts else "text"),
+        "column": text_assignment("COLUMN", texts[0] if texts else "text"),
         "raw": "texts",
         "sample": '"some words", None',
         "length": str(length),
