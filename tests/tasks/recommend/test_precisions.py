@@ -1,9 +1,13 @@
-"""Every template trains in every precision; in half precision also in ranks."""
+"""Every template trains in every precision, alone and in ranks."""
 
 from __future__ import annotations
 
 import datetime
+import itertools
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +19,14 @@ import torch
 from precision_case import losses
 from pyarrow import parquet
 from table_case import HEADER
-from training_case import NO_SPARE, request
+from training_case import request
 
 from trainwright.tasks.data import dataset
 from trainwright.tasks.recommend.source_code import write_source
 from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import TrainSpec
-from trainwright.tasks.train import train
+from trainwright.tasks.train import TrainRequest
 
 PRECISIONS = ["fp32", "fp64", "bf16", "amp"]
 TABLES = [one for one in templates().values() if "tabular-regression" in one.tasks]
@@ -72,31 +76,45 @@ def source_of(task: str, folder: Path) -> DataSpec:
     return DataSpec(uri=str(folder / "data.parquet"), **fields)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", templates())
-@pytest.mark.parametrize("precision", ["bf16", "amp"])
-def test_a_generated_model_trains_in_ranks_in_half_precision(
-    tmp_path: Path, name: str, precision: str
-) -> None:
-    template = templates()[name]
-    spec = source_of(template.tasks[0], tmp_path)
+def request_of(folder: Path, name: str, precision: str) -> TrainRequest:
+    """The training of a template's small model on two ranks, by its recipe."""
+    template, folder = templates()[name], folder / f"{name}-{precision}"
+    asked = request(folder, [ROWS // 10, ROWS // 20])
+    spec = source_of(template.tasks[0], folder)
     schema = dataset.load(spec).schema
     config = template.sizes["small"]
-    share = max(2, schema.train_rows // 4)
-    asked = request(tmp_path, [share, share], backend="torch", **NO_SPARE)
-    path = write_source(tmp_path / "source", template.source(schema, config, HEADER))
+    path = write_source(folder / "source", template.source(schema, config, HEADER))
     recipe = {
         field.removeprefix("train."): value
         for field, value in template.recipe(schema, config).items()
     }
-    fixed = {"epochs": 1, "precision": precision, "global_batch_size": 2 * share}
+    fixed = {"precision": precision, "global_batch_size": ROWS // 10 + ROWS // 20}
     given = TrainSpec.model_validate(asked.job.train.model_dump() | recipe | fixed)
     job = asked.job.model_copy(update={"data": spec, "train": given, "model": None})
-    rate = float(recipe["learning_rate"]) if recipe["learning_rate"] != "auto" else 0.001
-    result = train(
-        asked.model_copy(
-            update={"job": job, "schema_": schema, "entry": path.name, "learning_rate": rate}
-        )
+    made = {"schema_": schema, "entry": path.name, "learning_rate": given.learning_rate}
+    return asked.model_copy(update={"job": job, **made})
+
+
+@pytest.mark.slow
+def test_every_generated_model_trains_in_two_ranks_in_every_precision(tmp_path: Path) -> None:
+    cases = list(itertools.product(templates(), PRECISIONS))
+    requests = tmp_path / "requests"
+    requests.write_text(
+        "".join(f"{request_of(tmp_path, *one).model_dump_json(by_alias=True)}\n" for one in cases)
     )
-    assert result.steps >= 2
-    assert all(math.isfinite(value) for value in result.metrics.values())
+    script = Path(__file__).with_name("precision_ranks.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(requests), str(number), str(tmp_path / "meeting")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    answers = [one.communicate()[0].splitlines() for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], (len(answers[0]), cases)
+    for case_, *lines in zip(cases, *answers, strict=True):
+        first, second = map(json.loads, lines)
+        assert first == second, case_
+        assert all(map(math.isfinite, [*first["losses"], *first["metrics"].values()])), case_
+        assert len(set(first["losses"])) > 1, case_
