@@ -8,7 +8,11 @@ What models share comes from a ridge regression on the figures and the residuals
 sets; the rest, by which the order of models differs from set to set, from a stronger regression.
 
 The interval comes from the same prediction of every set of the benchmark from the others: 80 % of
-those residuals are within it. It is twice as wide for data that is far from all sets.
+those residuals are within it. The logarithm of a small share of wrong rows varies more than that of
+a large one; so residuals of classes are scaled by a power of the predicted error, relative to that
+of the best constant c (normalised conformal prediction: H. Papadopoulos et al., Inductive
+confidence machines for regression, 2002). The interval is twice as wide for data that is far from
+all sets, and ends at c.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ _FAR = 1.5
 """Data is far if its nearest set is this many times as far as those of nearly all sets are."""
 _SHARE_FLOOR = 0.002
 """δ for classes: differences of errors below it count little."""
+_LEAST_RESIDUAL = 0.02
+"""Residuals count as larger by this when their scale is fitted, so that none is 0."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,13 @@ class _Results:
     """(results, figures)"""
     values: Array
     """(results, models), NaN where a model was not trained"""
+    landmarks: Array
+    """(results,) log((l + δ) / (c + δ))"""
 
     def part(self, chosen: Array) -> _Results:
         """Some of the results, by a mask."""
         names = [name for name, one in zip(self.data, chosen, strict=True) if one]
-        return _Results(names, self.places[chosen], self.values[chosen])
+        return _Results(names, self.places[chosen], self.values[chosen], self.landmarks[chosen])
 
 
 def predict_metric(
@@ -90,27 +98,47 @@ def predict_metric(
     ]
     far = order[0][0] > _FAR * float(np.quantile(typical, 0.9))
     residuals: list[float] = []
+    sizes: list[float] = []
     for name in names:
         others = results.part(np.array(results.data) != name)
         one = own.part(np.array(own.data) == name)
-        residuals += [
-            abs(_predicted(place, others, column, scale) - value)
-            for place, value in zip(one.places, one.values[:, column], strict=True)
-        ]
-    spread = float(np.quantile(residuals, _COVERAGE, method="higher")) * (2 if far else 1)
+        for place, value, landmark in zip(
+            one.places, one.values[:, column], one.landmarks, strict=True
+        ):
+            found = _predicted(place, others, column, scale)
+            residuals.append(abs(found - value))
+            sizes.append(found + landmark)
     value = _predicted(here, results, column, scale)
-    base = best_landmark(figures) + floor
-    most = 1.0 if floor else math.inf
+    base, constant = best_landmark(figures) + floor, figures["constant_error"]
+    size = value + math.log(base / (constant + floor))
+    spread = _half_width(residuals, sizes if floor else [0.0] * len(sizes), size)
+    spread *= 2 if far else 1
     median, low, high = (
-        min(max(base * math.exp(min(one, 50.0)) - floor, 0.0), most)
+        max(base * math.exp(min(one, 50.0)) - floor, 0.0)
         for one in (value, value - spread, value + spread)
     )
+    if floor:
+        median, low, high = (min(one, 1.0) for one in (median, low, high))
+    high = max(median, min(high, constant))
     return MetricPrediction(
         Interval(median=median, low=low, high=high),
         tuple(name for _, name in order[:NEAREST]),
         far,
         len(names),
     )
+
+
+def _half_width(residuals: Sequence[float], sizes: Sequence[float], size: float) -> float:
+    """80 % of the residuals are within it, if they vary with the size of a prediction as here.
+
+    `sizes`: logarithms of the predicted errors of the residuals; `size`: that of the asked one.
+    """
+    around = np.array(sizes) - np.mean(sizes)
+    logs = np.log(np.array(residuals) + _LEAST_RESIDUAL)
+    power = float(around @ logs / max(float(around @ around), 1e-9))
+    here = float(np.clip(size, min(sizes), max(sizes)) - np.mean(sizes))
+    scaled = np.array(residuals) * np.exp(-power * around)
+    return float(np.quantile(scaled, _COVERAGE, method="higher")) * math.exp(power * here)
 
 
 def _enough(rows: Sequence[Trained]) -> list[Trained]:
@@ -132,11 +160,17 @@ def _results(rows: Sequence[Trained], models: Sequence[tuple[str, str]], floor: 
             if known:
                 values[row, column] = np.mean(known)
     places = [np.mean([_vector(one.figures) for one in same], 0) for same in found.values()]
-    return _Results([name for name, _ in found], np.stack(places), values)
+    landmarks = [np.mean([_of_landmark(one, floor) for one in same]) for same in found.values()]
+    return _Results([name for name, _ in found], np.stack(places), values, np.array(landmarks))
 
 
 def _relative(one: Trained, floor: float) -> float:
     return math.log((one.error + floor + 1e-12) / (best_landmark(one.figures) + floor))
+
+
+def _of_landmark(one: Trained, floor: float) -> float:
+    constant = one.figures["constant_error"] + floor
+    return math.log((best_landmark(one.figures) + floor) / constant)
 
 
 def _vector(figures: DataFigures) -> Array:

@@ -60,6 +60,7 @@ def test_a_prediction_is_within_its_interval_which_is_one_of_shares(
     assert found is not None
     error = found.error
     assert 0 <= error.low <= error.median <= error.high <= 1
+    assert error.high <= max(error.median, figures(seed + 99)["constant_error"])
 
 
 def test_noisier_benchmarks_give_wider_intervals() -> None:
@@ -70,6 +71,21 @@ def test_noisier_benchmarks_give_wider_intervals() -> None:
         assert found is not None
         widths.append(found.error.high / found.error.low)
     assert widths[1] > 1.5 * widths[0]
+
+
+def test_intervals_follow_how_much_errors_of_that_size_vary() -> None:
+    table, widths = [], []
+    for seed in range(40):
+        sure = trained(seed)
+        of_constant = sure.error / sure.figures["constant_error"]
+        noisy = trained(seed, noise=0.5 if of_constant < 0.5 else 0.05)
+        table.append(noisy)
+    for landmark in (0.3, 0.9):
+        asked = figures(99) | {"linear_error": landmark, "neighbour_error": landmark}
+        found = predict_metric(asked, TASK, MODEL, table)
+        assert found is not None
+        widths.append(found.error.median / found.error.low)
+    assert widths[0] > 1.2 * widths[1]
 
 
 def test_the_intervals_hold_about_four_fifths_of_new_sets() -> None:
