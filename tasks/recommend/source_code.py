@@ -168,6 +168,15 @@ def text_assignment(name: str, value: str) -> str:
     return f"{name}: str = json.loads(\n    r'{_unbroken(text)}'\n)"
 
 
+def texts_assignment(texts: Mapping[str, str]) -> str:
+    """The assignment of any texts, one to each name, as `texts_literal`."""
+    names = ", ".join(texts)
+    line = f"{names} = " + ", ".join(f'"{value}"' for value in texts.values())
+    if all(map(_is_plain, texts.values())) and _columns(line) <= WIDTH:
+        return line
+    return _json_literal(names, [_json_text(value) for value in texts.values()], "r'", "'", 1)
+
+
 def shown(text: str, most: int = _HEADER_COLUMNS) -> str:
     """A text for people in a docstring: one line of `most` columns, plain characters only."""
     words = " ".join(text.split())

@@ -18,6 +18,7 @@ from trainwright.tasks.recommend.source_code import (
     numbers_literal,
     shown,
     text_assignment,
+    texts_assignment,
     texts_literal,
     write_source,
 )
@@ -45,6 +46,13 @@ def test_a_literal_is_the_texts_whatever_characters_they_have(texts: list[str]) 
 @given(TEXTS)
 def test_the_literal_of_one_text_is_that_text(text: str) -> None:
     assert value_of(text_assignment("NAME", text)) == text
+
+
+@given(TEXTS, TEXTS)
+def test_an_assignment_to_several_names_gives_each_its_text(one: str, two: str) -> None:
+    space: dict[str, object] = {"json": json}
+    exec(texts_assignment({"ONE": one, "TWO": two}), space)
+    assert (space["ONE"], space["TWO"]) == (one, two)
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=300))

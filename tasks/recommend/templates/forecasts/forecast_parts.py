@@ -16,7 +16,7 @@ from trainwright.tasks.recommend.source_code import (
     Header,
     finished,
     shown,
-    text_assignment,
+    texts_assignment,
     texts_literal,
 )
 from trainwright.tasks.recommend.templates.template import ModelConfig, Template
@@ -115,12 +115,13 @@ def _source(
     values = {name: str(value) for name, value in config.items() if name != "quantiles"}
     windows = SeriesColumns.of(schema)
     with_series, with_known = windows.series is not None, bool(windows.known)
+    names = {"TARGET": schema.target, "TIME": windows.time}
+    names |= {"SERIES": windows.series} if windows.series is not None else {}
     shared = {
-        "target": text_assignment("TARGET", schema.target),
-        "time": text_assignment("TIME", windows.time),
-        "series": text_assignment("SERIES", windows.series or ""),
+        "names": texts_assignment(names),
         "known": texts_literal("KNOWN", windows.known, 2),
-        "codes": str(windows.codes),
+        "codes_name": ", CODES" if with_series else "",
+        "codes": f", {windows.codes}" if with_series else "",
         "history": str(windows.history),
         "horizon": str(windows.horizon),
         "columns": str(_CALENDAR + len(windows.known)),
@@ -138,7 +139,7 @@ def _source(
         "too_few": " or len(own) < count + HORIZON" if with_known else "",
         "arguments": network.arguments,
     }
-    literals = (shared[name] for name in ("target", "time", "series", "known"))
+    literals = (shared["names"], shared["known"])
     facts = {
         "series": with_series,
         "known": with_known,
@@ -173,16 +174,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Inputs = dict[str, Tensor]
-$target
-$time
+$names
 #? known
 # Columns whose values are known for the horizon
 $known
-#? series
-$series
-CODES = $codes
 #?
-HISTORY, HORIZON, COLUMNS = $history, $horizon, $columns
+HISTORY, HORIZON, COLUMNS$codes_name = $history, $horizon, $columns$codes
 QUANTILES, MEDIAN = ($quantiles), $median
 #? series
 
