@@ -171,11 +171,11 @@ def _split(
             part = kept.with_name(f"{kept.name}.part")
             shutil.rmtree(part, ignore_errors=True)
             require_free(folder, made.train.nbytes + made.validation.nbytes)
-            part.mkdir()
-            np.save(part / "train", made.train[:])
-            np.save(part / "validation", made.validation[:])
-            np.save(part / "codes", np.concatenate([np.zeros(0, np.int64), *made.codes]))
-            part.rename(kept)
+            with _new_folder(part):
+                np.save(part / "train", made.train[:])
+                np.save(part / "validation", made.validation[:])
+                np.save(part / "codes", np.concatenate([np.zeros(0, np.int64), *made.codes]))
+                part.rename(kept)
     codes = np.load(kept / "codes.npy")
     sizes = [one.vocabulary for one in schema.columns if one.kind == "category"]
     return RowSplit(
@@ -196,8 +196,7 @@ def _write(stored: StoredRows, folder: Path) -> None:
     require_free(folder.parent, sum(sizes) + kept_bytes(stored.kept))
     keys = [KEYS] if KEYS in stored.arrays else []
     files = _files([*stored.schema.inputs, TARGETS, *keys])
-    try:
-        part.mkdir()
+    with _new_folder(part):
         with contextlib.ExitStack() as opened:
             append = {
                 name: opened.enter_context(_array_file(part / file, *stored.arrays[name]))
@@ -211,6 +210,14 @@ def _write(stored: StoredRows, folder: Path) -> None:
         (part / _VOCABULARIES).write_text(json.dumps(stored.vocabularies))
         (part / _SCHEMA).write_text(stored.schema.model_dump_json(indent=1))
         part.rename(folder)
+
+
+@contextlib.contextmanager
+def _new_folder(part: Path) -> Iterator[None]:
+    """Make a folder, which an error in the block removes; one of the disk becomes BadInput."""
+    try:
+        part.mkdir()
+        yield
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise BadInput(f"TRAINWRIGHT_HOME: {part}: can't be written ({error.strerror})") from None

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from trainwright.estimator.named_file import kind_of_file
-from trainwright.tasks import progress
+from trainwright.tasks import progress, units
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
 from trainwright.tasks.data.tables.table_source import TableSource, open_table, parquet_files
@@ -127,8 +127,8 @@ def require_free(folder: Path, size: int) -> None:
     """Raise BadInput if the disk of a folder has no room for so many bytes."""
     if (free := shutil.disk_usage(folder).free) < size:
         raise BadInput(
-            f"TRAINWRIGHT_HOME: the data needs {size / 2**20:,.0f} MiB in {folder}; "
-            f"{free / 2**20:,.0f} MiB are free"
+            f"TRAINWRIGHT_HOME: the data needs {units.size(size)} in {folder}; "
+            f"{units.size(free)} are free"
         )
 
 

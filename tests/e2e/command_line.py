@@ -57,6 +57,17 @@ def process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextlib.contextmanager
+def small_files(most_bytes: int) -> Iterator[None]:
+    """Limit the files that this process writes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
 def little_memory(more_bytes: int = 2**30) -> Iterator[None]:
     """Limit this process to its current address space plus `more_bytes`."""
     with open("/proc/self/statm") as file:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from command_line import run
+from command_line import run, small_files
 from PIL import Image
 from pyarrow import parquet
 from test_bad_input import one_line
@@ -238,3 +238,17 @@ def test_bad_data_is_refused_in_one_line_and_leaves_no_file(
     assert len(done.stderr.strip().splitlines()) == 1
     left = [path for path in tmp_path.rglob("*") if path not in given and path.is_file()]
     assert left == []
+
+
+def test_a_disk_that_becomes_full_is_one_line_and_leaves_no_file(
+    home: Path, tmp_path: Path
+) -> None:
+    uri = table(x=range(300_000), label=["a", "b"] * 150_000)(tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "full", "data": {"uri": uri}}))
+    given = sorted(tmp_path.rglob("*"))
+    store = (tmp_path / "store").as_uri()
+    with small_files(1_000_000):
+        done = run("recommend", str(tmp_path / "job.yaml"), "--json", TRAINWRIGHT_STORE=store)
+    one_line(done, 2, "can't be written (File too large)")
+    assert done.stderr.startswith(f"trainwright: TRAINWRIGHT_HOME: {home / 'prepared'}")
+    assert [one for one in tmp_path.rglob("*") if one not in given and one.is_file()] == []

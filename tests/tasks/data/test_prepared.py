@@ -133,7 +133,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 ) -> None:
     usage = namedtuple("usage", "total used free")(10, 10, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(BadInput, match=r"^TRAINWRIGHT_HOME: the data needs .* MiB are free$"):
+    with pytest.raises(BadInput, match=r"^TRAINWRIGHT_HOME: the data needs .* are free$"):
         prepared(table, tmp_path / "home")
     assert folders(tmp_path / "home") == []
 
