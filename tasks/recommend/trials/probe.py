@@ -8,6 +8,7 @@ its whole schedule within its time.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainwright.infra.process import dying_with_parent
+from trainwright.infra.sandbox.client import scrubbed_environment
 from trainwright.tasks.errors import TrainwrightError, from_document
 from trainwright.tasks.recommend.trials.trial import Trial, TrialRequest
 from trainwright.tasks.runs.model import ModelSource
@@ -31,6 +33,8 @@ _START_S = 8.0
 """until a trial's process trains: its imports, in seconds"""
 _LEAST_S = 2.0
 """A trial shorter than this says nothing."""
+_LATE = 4.0
+"""A trial is killed after so many times its own time: another process may slow its steps down."""
 _FIRST_ROWS = 5_000
 Attempt = Callable[[str, int, float], Trial]
 """Trains the candidate with this name on so many rows for so many seconds."""
@@ -71,7 +75,11 @@ def halved(names: Sequence[str], total_s: float, run: Attempt) -> dict[str, floa
 def trial(
     model: ModelSource, data: DataSpec, train: TrainSpec, settings: Settings, rows: int, s: float
 ) -> Trial:
-    """What a model reaches on a sample within `s` seconds, in a process of its own."""
+    """What a model reaches on a sample within `s` seconds, in a process of its own.
+
+    The process gets no secret. If it is far beyond its time, it is killed and counts as one that
+    never saw its sample. Raises BadInput, TrainwrightError if it fails.
+    """
     with tempfile.TemporaryDirectory(prefix="trainwright-trial-") as name:
         request = TrialRequest(
             data=data,
@@ -83,14 +91,19 @@ def trial(
             limit_s=s,
         )
         command = [sys.executable, "-P", "-m", "trainwright.tasks.recommend.trials.trial"]
-        done = subprocess.run(
-            dying_with_parent(command),
-            input=request.model_dump_json(),
-            env=settings.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        most_s = _LATE * (_START_S + s)
+        try:
+            done = subprocess.run(
+                dying_with_parent(command),
+                input=request.model_dump_json(),
+                env=scrubbed_environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=most_s,
+            )
+        except subprocess.TimeoutExpired:
+            return Trial(error=math.inf, epochs=0, passes=0.0, seconds=most_s)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise TrainwrightError(f"recommend: a trial exited with {done.returncode}: {last}")

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from small_jobs import table_job, write_table
 
 from trainwright.tasks.data import dataset
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.recommend.proposals import proposals
+from trainwright.tasks.recommend.trials import probe
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
 from trainwright.tasks.recommend.trials.probe import MOST, budget_s, halved, trial
 from trainwright.tasks.recommend.trials.trial import Trial
+from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.recipe import with_recipe
 
@@ -72,13 +75,41 @@ def test_a_trial_that_runs_out_of_time_says_how_much_it_saw(tmp_path: Path, home
 
 
 def test_a_source_that_fails_in_a_trial_is_one_line(tmp_path: Path, home: Path) -> None:
-    from trainwright.tasks.errors import BadInput
-    from trainwright.tasks.runs.model import ModelSource
-
     job = table_job(tmp_path)
     broken = ModelSource({"model.py": b"def build_model(): return 3\n"}, "model.py")
     with pytest.raises(BadInput, match="returned a int"):
         trial(broken, job.data, job.train, doors.settings(), 200, 20.0)
+
+
+def test_a_trial_that_hangs_is_killed_and_saw_nothing(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_START_S", 0.0)
+    job = table_job(tmp_path)
+    endless = ModelSource({"model.py": b"while True:\n    pass\n"}, "model.py")
+    made = trial(endless, job.data, job.train, doors.settings(), 200, 0.5)
+    assert made.passes == 0
+    assert halved(["a", "b"], 100, lambda *_: made) == {}
+
+
+def test_a_trial_gets_no_secret(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "hidden")
+    monkeypatch.setenv("OTHER_TOKEN", "hidden")
+    job = table_job(tmp_path)
+    told = b"import os\nraise ValueError(sorted(one for one in os.environ.items()))\n"
+    with pytest.raises(TrainwrightError) as refused:
+        trial(
+            ModelSource({"model.py": told}, "model.py"),
+            job.data,
+            job.train,
+            doors.settings(),
+            200,
+            20.0,
+        )
+    assert "PATH" in str(refused.value)
+    assert "hidden" not in str(refused.value)
 
 
 def test_boosted_trees_learn_what_a_line_cannot(tmp_path: Path) -> None:
