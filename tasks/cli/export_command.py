@@ -28,6 +28,14 @@ def export(
             help="how much worse the metric may be; default: the job's, else by kind",
         ),
     ] = None,
+    fine_tune: Annotated[
+        bool | None,
+        typer.Option(
+            "--fine-tune/--no-fine-tune",
+            help="onnx-int8: train again for a short time if the metric falls by more than the "
+            "tolerance; default: as the job says",
+        ),
+    ] = None,
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -52,7 +60,7 @@ def export(
                 status.update(f"{event['kind']}: {event['doing']}")
 
         with progress.listening(tell):
-            report = export_run(chosen, kind, out=out, tolerance=tolerance)
+            report = export_run(chosen, kind, out=out, tolerance=tolerance, fine_tune=fine_tune)
     if as_json:
         print_model(report)
         return

@@ -57,22 +57,28 @@ def checked_kind(name: str) -> ExportKind:
 
 
 def export_run(
-    run: Run, kind: str, *, out: Path | None = None, tolerance: float | None = None
+    run: Run,
+    kind: str,
+    *,
+    out: Path | None = None,
+    tolerance: float | None = None,
+    fine_tune: bool | None = None,
 ) -> ExportReport:
     """Export a finished run's model into `export/<kind>/` of the run, and into the folder `out`.
 
-    `tolerance`: how much worse the metric may be; default: the job's. Raises BadInput for an
-    unfinished run, a model that can't be exported or a folder that is not empty, CorruptArtefact
-    for a damaged run, ServiceUnreachable without the packages that the kind needs.
+    `tolerance`: how much worse the metric may be; `fine_tune`: whether onnx-int8 trains again if it
+    is; default: the job's. Raises BadInput for an unfinished run, a model that can't be exported or
+    a folder that is not empty, CorruptArtefact for a damaged run, ServiceUnreachable without the
+    packages that the kind needs.
     """
     chosen = checked_kind(kind)
     if out is not None:
         _require_empty(out)
-    limits = run.settings.export_limits()
-    wanted = run.job().export.tolerance if tolerance is None else tolerance
-    if wanted is None and chosen == "rtl":
-        wanted = CIRCUIT_TOLERANCE
-    options = ExportOptions(limits, wanted) if wanted is not None else ExportOptions(limits)
+    if fine_tune and chosen != "onnx-int8":
+        raise BadInput(
+            f"--fine-tune: got --to {chosen}; allowed with --to onnx-int8 (rtl always trains again)"
+        )
+    options = _options(run, chosen, tolerance, fine_tune)
     with tempfile.TemporaryDirectory(prefix="trainwright-export-") as name:
         progress.emit("export", kind=chosen, doing="reads the run's model and rows")
         (inner := Path(name) / "model").mkdir()
@@ -85,6 +91,18 @@ def export_run(
         if out is not None:
             _copy(folder, out)
     return report
+
+
+def _options(
+    run: Run, kind: ExportKind, tolerance: float | None, fine_tune: bool | None
+) -> ExportOptions:
+    """The given options, else the job's, else those of the kind."""
+    job = run.job().export
+    wanted = job.tolerance if tolerance is None else tolerance
+    if wanted is None:
+        wanted = CIRCUIT_TOLERANCE if kind == "rtl" else ExportOptions.tolerance
+    tuned = job.fine_tune if fine_tune is None else fine_tune
+    return ExportOptions(run.settings.export_limits(), wanted, tuned)
 
 
 def _kind(name: ExportKind) -> Exporter:

@@ -72,4 +72,6 @@ class ExportOptions:
 
     limits: SandboxLimits
     tolerance: float = 0.005
+    fine_tune: bool = False
+    """onnx-int8: train again for a short time if the metric falls by more than that"""
     style: Literal["pipelined", "sequential", "both"] = "both"

@@ -25,8 +25,22 @@ class ExportSpec(Document):
         description="how much worse an inexact export may be: in points of a share such as "
         "accuracy (0.005: half a point), or relative, of an error; default: by kind",
     )
+    fine_tune: bool = Field(
+        default=False,
+        description="onnx-int8: train the model again for a short time with rounded numbers if "
+        "its metric falls by more than the tolerance",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _list_of_kinds(cls, value: Any) -> Any:
         return {"to": value} if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _tunes_integers(self) -> ExportSpec:
+        if self.fine_tune and "onnx-int8" not in self.to:
+            raise ValueError(
+                f"fine_tune is for onnx-int8, got to: [{', '.join(self.to)}]; rtl always trains "
+                "again, onnx never"
+            )
+        return self

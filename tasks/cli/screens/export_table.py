@@ -32,7 +32,8 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
             )
         )
     if report["kept_float"]:
-        found.append(("kept in float", ", ".join(report["kept_float"])))
+        offer = "" if report["fine_tuned"] else "; --fine-tune may need fewer"
+        found.append(("kept in float", ", ".join(report["kept_float"]) + offer))
     found.append(("folder", copy or f"{report['run']}/{EXPORT_FOLDER}{report['kind']}"))
     return found
 

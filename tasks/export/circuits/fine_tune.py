@@ -1,7 +1,6 @@
 """Trains a quantised network to give the float model's outputs, in as few cells as it can.
 
-The float model is the teacher: its outputs on training rows are what the quantised layers learn, so
-that no loss and no target of the user's is needed. Bit widths are searched greedily: the one whose
+The float model is the teacher (`learn_outputs`). Bit widths are searched greedily: the one whose
 next bit saves most predicted cells is tried first, and kept if the held-out rows permit it.
 """
 
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np  # noqa: TID253 - this is a separate process
 import torch  # noqa: TID253
-from torch.nn import functional  # noqa: TID253
 
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
 from trainwright.tasks.export.circuits.quantised_network import (
@@ -27,9 +25,10 @@ from trainwright.tasks.export.circuits.quantised_network import (
     same_widths,
 )
 from trainwright.tasks.export.circuits.read_layers import FloatCircuit
+from trainwright.tasks.export.learn_outputs import Teacher, learn
 
 Array = np.ndarray[Any, Any]
-_BATCH, _RATE = 64, 0.002
+_RATE = 0.002
 _START_BITS, _MOST_BITS = 6, 8
 _FEWEST = {"inputs": 1, "weights": 2, "outputs": 2}
 _HELD_OUT = 0.25
@@ -91,9 +90,8 @@ class _WidthSearch:
         order = np.random.default_rng(0).permutation(len(numbers))
         numbers = numbers[order]
         self._inputs = scale.normalised(numbers)
-        self._taught = float_outputs(circuit, numbers).float()
-        self._spread = self._taught.std().clamp(min=1e-12)
-        self._classes, self._cost, self._limits = classes, cost, limits
+        self._teacher = Teacher(float_outputs(circuit, numbers).float(), classes)
+        self._cost, self._limits = cost, limits
         self._held_out = max(1, round(_HELD_OUT * len(numbers)))
         self._network = QuantisedNetwork(circuit, scale, self._inputs[-512:])
         self._circuit = circuit
@@ -150,32 +148,23 @@ class _WidthSearch:
         return Tuned(model, final.widths, self._cost(model))
 
     def _train(self, network: QuantisedNetwork, epochs: int, rows: int) -> None:
-        learning = [one for one in network.parameters() if one.requires_grad]
-        optimizer = torch.optim.Adam(learning, _RATE)
-        batches = -(-rows // _BATCH)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
-        for _ in range(epochs):
-            for batch in torch.randperm(rows).split(_BATCH):
-                optimizer.zero_grad()
-                self._loss(network(self._inputs[batch]), self._taught[batch]).backward()
-                optimizer.step()
-                schedule.step()
-
-    def _loss(self, outputs: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        if self._classes:
-            return functional.kl_div(
-                outputs.log_softmax(1), taught.softmax(1), reduction="batchmean"
-            )
-        return functional.mse_loss(outputs / self._spread, taught / self._spread)
+        learn(
+            lambda batch: network(self._inputs[batch]),
+            network.parameters(),
+            self._teacher,
+            rows=rows,
+            epochs=epochs,
+            rate=_RATE,
+        )
 
     @torch.no_grad()
     def _error(self, network: QuantisedNetwork) -> float:
         """On the held-out rows: other decisions than the float model's, or relative deviation."""
         outputs = network(self._inputs[-self._held_out :])
-        taught = self._taught[-self._held_out :]
-        if self._classes:
+        taught = self._teacher.outputs[-self._held_out :]
+        if self._teacher.classes:
             return float((outputs.argmax(1) != taught.argmax(1)).float().mean())
-        return float((outputs - taught).square().mean().sqrt() / self._spread)
+        return float((outputs - taught).square().mean().sqrt() / self._teacher.spread)
 
 
 def _steps(widths: BitWidths) -> Iterator[tuple[str, int]]:

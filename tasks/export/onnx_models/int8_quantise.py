@@ -119,7 +119,8 @@ def layers_in_float(
     """The quantised model that is good enough with the fewest layers in float, and these.
 
     If quantising all layers is not enough, each is left in float once; those whose return lowers
-    the `error` most are kept in float, one after the other. None if only the float model is enough.
+    the `error` most are kept in float, one after the other. None if only the float model is enough;
+    then all layers, those that cost most first.
     """
     model = quantiser.quantised([])
     if enough(model):
@@ -130,4 +131,4 @@ def layers_in_float(
         model = quantiser.quantised(order[:count])
         if enough(model):
             return model, sorted(order[:count], key=quantiser.layers.index)
-    return None, list(quantiser.layers)
+    return None, order

@@ -31,6 +31,7 @@ def to_onnx_int8(model: Exportable, folder: Path, options: ExportOptions) -> Exp
         kind="onnx-int8",
         tolerance=options.tolerance,
         kept_float=found["kept_float"],
+        fine_tuned=found["fine_tuned"],
         **report_fields(model, found),
     )
 
@@ -42,6 +43,7 @@ def request_of(model: Exportable, options: ExportOptions, kind: str) -> dict[str
         "run": model.run_uri,
         "data_sha256": model.data_sha256,
         "tolerance": options.tolerance,
+        "fine_tune": options.fine_tune,
     }
 
 

@@ -16,6 +16,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.tasks.export.model_sandbox import packed, refused
 from trainwright.tasks.export.onnx_models import onnx_compare as compare
 from trainwright.tasks.export.onnx_models import whole_graph
+from trainwright.tasks.export.onnx_models.int8_fine_tune import EPOCHS, fine_tune
 from trainwright.tasks.export.onnx_models.int8_quantise import Quantiser, layers_in_float
 from trainwright.tasks.export.onnx_models.onnx_compare import ModelRows
 from trainwright.tasks.export.onnx_models.torch_reference import TorchReference
@@ -25,6 +26,7 @@ from trainwright.tasks.spec.metric_names import better_is
 FILE = "model.onnx"
 _MOST_BYTES = 2**31 - 2**20
 _EXAMPLE_ROWS = 64
+_NAMED = 3
 
 
 def answer(request: dict[str, Any]) -> bytes:
@@ -103,20 +105,46 @@ def _quantised(
     def error(one: onnx.ModelProto) -> float:
         return float(compare.row_errors(wanted, outputs(one, calibration)).mean())
 
-    run = compare.session(core)
-    feeds = (compare.typed(run, calibration.feed(batch)) for batch in calibration.batches())
-    with tempfile.TemporaryDirectory() as name:
-        quantiser = Quantiser.prepare(core, feeds, Path(name))
-        if not quantiser.layers:
+    def quantiser(of: onnx.ModelProto, folder: str) -> Quantiser:
+        run = compare.session(of)
+        feeds = (compare.typed(run, calibration.feed(batch)) for batch in calibration.batches())
+        return Quantiser.prepare(of, feeds, Path(folder))
+
+    epoch, second = 0, None
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as other:
+        first = quantiser(core, name)
+        if not first.layers:
             raise BadInput(
                 "model: has no layer to quantise; allowed for onnx-int8: a model with dense "
                 "layers, convolutions or embeddings"
             )
-        chosen, in_float = layers_in_float(quantiser, enough, error)
+        if request["fine_tune"] and not enough(first.quantised([])):
+            epoch = _tuned(torch_model, calibration, wanted[0], before)
+            second = layers_in_float(quantiser(_core(torch_model), other), enough, error)
+        if second is not None and second[0] is not None and not second[1]:
+            chosen, in_float = second
+        else:
+            chosen, in_float = layers_in_float(first, enough, error)
+            if second is not None and second[0] is not None and len(second[1]) <= len(in_float):
+                chosen, in_float = second
+            else:
+                epoch = 0
+    offer = "" if request["fine_tune"] else "--fine-tune, which trains again with integers, or "
     if chosen is None:
         raise BadInput(
             f"model: with 8-bit integers in any layer, {metric} is worse by {min(drops):.3g} or "
-            f"more; allowed: a tolerance above that (--tolerance, got {tolerance:g})"
+            f"more, most of all by {', '.join(in_float[:_NAMED])}; allowed: {offer}a tolerance "
+            f"above that (--tolerance, got {tolerance:g})"
+        )
+    notes = [f"calibrated on {len(calibration):,} rows of the training part"]
+    if epoch:
+        notes.append(
+            f"trained again on these rows with rounded numbers, {epoch} of {EPOCHS} epochs"
+        )
+    if in_float:
+        notes.append(
+            f"{metric} is worse by {drops[0]:.3g} with integers in every layer; in float: "
+            f"{', '.join(in_float)}" + ("; --fine-tune trains again instead" if offer else "")
         )
     float_bytes = path.stat().st_size
     about = {value.key: value.value for value in whole.metadata_props}
@@ -129,8 +157,27 @@ def _quantised(
         "float_bytes": float_bytes,
         "kept_float": in_float,
         "latency_s": compare.latency_document(calls, rows),
-        "notes": [f"calibrated on {len(calibration):,} rows of the training part"],
+        "fine_tuned": epoch > 0,
+        "notes": notes,
     }
+
+
+def _tuned(torch_model: TorchReference, calibration: ModelRows, taught: Any, before: float) -> int:
+    """Train the model again with rounded numbers, in place. Returns the number of epochs."""
+    rows = torch_model.rows
+
+    def worse(outputs: Any) -> float:
+        parts = [[one.numpy() for one in outputs(*torch_model.tensors(b))] for b in rows.batches()]
+        found = [np.concatenate(one) for one in zip(*parts, strict=True)]
+        return fall(torch_model.metric_name, before, torch_model.metric(found))
+
+    return fine_tune(
+        torch_model.model,
+        calibration.tensors(np.arange(len(calibration))),
+        torch.from_numpy(taught),
+        bool(rows.schema.classes),
+        worse,
+    )
 
 
 def fall(metric: str, before: float, after: float) -> float:

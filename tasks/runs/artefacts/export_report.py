@@ -124,6 +124,9 @@ class ExportReport(Artefact):
     kept_float: list[str] = Field(
         default_factory=list, description="onnx-int8: nodes that are not quantised"
     )
+    fine_tuned: bool = Field(
+        default=False, description="onnx-int8: whether the model was trained again"
+    )
     notes: list[str] = Field(default_factory=list)
     vectors: int | None = Field(default=None, description="rtl: simulated input vectors")
     mismatches: int | None = Field(

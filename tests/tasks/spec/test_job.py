@@ -185,6 +185,7 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ),
         ({"export": ["coreml"]}, "export.to.0: got 'coreml'; allowed: "),
         ({"export": {"tolerance": 1.5}}, "export.tolerance: got 1.5; allowed: less than 1"),
+        ({"export": {"to": ["rtl"], "fine_tune": True}}, "fine_tune is for onnx-int8, got to: "),
         (
             {"train": {"learning_rate": ".nan"}},
             "train.learning_rate: got '.nan'; allowed: a finite number or auto",

@@ -86,7 +86,7 @@ def test_no_model_is_found_if_none_is_good_enough(tmp_path: Path) -> None:
     quantiser = Quantiser.prepare(two_layers(300.0), feeds(), tmp_path)
     model, in_float = layers_in_float(quantiser, enough=lambda _: False, error=lambda _: 0.0)
     assert model is None
-    assert in_float == quantiser.layers
+    assert sorted(in_float) == quantiser.layers
 
 
 @pytest.mark.parametrize(
