@@ -110,6 +110,15 @@ def main() -> None:
                 f"standard output or another open file: can't be written ({error.strerror})"
             )
             _fail(error, False, debug)
+        if isinstance(error, PermissionError) and error.filename is not None:
+            _fail(
+                BadInput(
+                    f"{error.filename}: the user {os.geteuid()} may not use it; allowed: files and "
+                    "runs of this user, or of a store that is shared with it"
+                ),
+                wants_json,
+                debug,
+            )
         usage = _usage(error)
         if usage == "":  # without a command: typer has shown the help
             sys.exit(BadInput.exit_code)

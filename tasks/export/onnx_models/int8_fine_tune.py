@@ -42,7 +42,6 @@ _CHANNELS: dict[Any, int] = {
 """The output channels' dimension of a function's second argument, its weights."""
 _OF_ROWS = "_depends_on_rows"
 """The mark of a tensor that is made of rows."""
-Rows = dict[str, torch.Tensor]
 
 
 class RoundedLayers(TorchFunctionMode):
@@ -113,7 +112,7 @@ def _rounded_weights(weights: torch.Tensor, axis: int | None) -> torch.Tensor:
 
 def fine_tune(
     model: PlainModel,
-    rows: Rows,
+    rows: dict[str, torch.Tensor],
     taught: torch.Tensor,
     classes: bool,
     fall: Callable[[Callable[..., tuple[torch.Tensor, ...]]], float],
@@ -136,7 +135,7 @@ def fine_tune(
         for batch in torch.arange(len(taught)).split(512):
             outputs(*(one[batch] for one in given))
     layers.round_from_now()
-    best: list[tuple[float, int, Rows]] = []
+    best: list[tuple[float, int, dict[str, torch.Tensor]]] = []
     epoch = 0
 
     def keep() -> None:
