@@ -54,7 +54,7 @@ class RoundedLayers(TorchFunctionMode):
 
     def __enter__(self) -> RoundedLayers:
         self._place = 0
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # of torch
         return self
 
     def round_from_now(self) -> None:
