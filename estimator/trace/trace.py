@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - this is a separate process
+import torch._dynamo  # noqa: TID253 - FakeTensorMode does: here the sandbox's traces share it
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
 from torch.overrides import TorchFunctionMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253

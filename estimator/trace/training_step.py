@@ -7,6 +7,8 @@ user's code.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,11 +224,28 @@ def decay_groups(parameters: list[Any], exclude: str) -> list[Any]:
     return [group for group in groups if group["params"]]
 
 
+@functools.cache
+def uncompiled(kind: type[torch.optim.Optimizer]) -> type[Any]:
+    """A subclass of a torch optimizer that computes the same without loading `torch.compile`.
+
+    torch excludes its optimizers' methods from compilation. Each of them imports the compiler to do
+    so, which takes over a second and 70 MiB in a process that compiles nothing.
+    """
+    methods = {
+        name: inspect.unwrap(method)
+        for name, method in vars(torch.optim.Optimizer).items()
+        if inspect.isfunction(method) and hasattr(method, "__wrapped__")
+    }
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**methods, "step": step})
+
+
 def _optimizer(parameters: list[Any], spec: dict[str, Any]) -> torch.optim.Optimizer:
     name, decay = spec.get("name", "adamw"), spec.get("weight_decay", 0.0)
     parameters = decay_groups(parameters, spec.get("decay_exclude", "none"))
     if name in ("sgd", "momentum"):
         momentum = spec.get("momentum", 0.9) if name == "momentum" else 0.0
-        return torch.optim.SGD(parameters, lr=1e-3, momentum=momentum, weight_decay=decay)
-    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        sgd = uncompiled(torch.optim.SGD)
+        return sgd(parameters, lr=1e-3, momentum=momentum, weight_decay=decay)
+    kind = uncompiled(torch.optim.Adam if name == "adam" else torch.optim.AdamW)
     return kind(parameters, lr=1e-3, weight_decay=decay)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.extract import extract, extract_model
+from trainwright.tasks.extract import extract, extract_model, tracer
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.train_spec import Optimizer
 
@@ -30,6 +31,7 @@ IMAGES = BatchSpec(
     task="image-classification",
 )
 LIMITS = Settings().extract_limits()
+OPTIONS: dict[str, Any] = {"batch_spec": IMAGES, "limits": LIMITS}
 MEMORY = 8 * 2**30
 HEAD = "import torch\nfrom torch import nn\n"
 GOOD = """
@@ -43,12 +45,19 @@ def example_batch(size):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_server() -> Iterator[None]:
+    """One sandbox server traces the models of all tests: it imports torch once."""
+    with tracer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPTIONS, "server", server)
+        yield
+
+
 def _extract(
     folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any
 ) -> Structure:
     (folder / "model.py").write_text(HEAD + textwrap.dedent(code))
-    options = {"batch_spec": IMAGES, "limits": LIMITS, **options}
-    return extract(folder, "model.py", config or {}, **options)
+    return extract(folder, "model.py", config or {}, **(OPTIONS | options))
 
 
 def _refusal(folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any) -> str:
@@ -236,7 +245,7 @@ def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
 def test_an_endless_model_is_stopped_and_leaves_no_process(tmp_path: Path) -> None:
     code = "import time\ndef build_model():\n    time.sleep(3600)"
     before = set(psutil.Process().children(recursive=True))
-    message = _refusal(tmp_path, code, limits=SandboxLimits(4, MEMORY))
+    message = _refusal(tmp_path, code, limits=SandboxLimits(4, MEMORY), server=None)
     assert "tracing model.py did not end within 4 s; TRAINWRIGHT_EXTRACT_TIMEOUT_S" in message
     assert set(psutil.Process().children(recursive=True)) <= before
 

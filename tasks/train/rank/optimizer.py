@@ -18,16 +18,14 @@ def make_optimizer(
     """Create the job's optimizer (torch.optim)."""
     import torch
 
-    from trainwright.estimator.trace.training_step import decay_groups
+    from trainwright.estimator.trace.training_step import decay_groups, uncompiled
 
     chosen = decay_groups(list(parameters), spec.decay_exclude)
-    if spec.name == "sgd":
-        return torch.optim.SGD(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
-    if spec.name == "momentum":
-        return torch.optim.SGD(
-            chosen, lr=learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-        )
-    kind = torch.optim.Adam if spec.name == "adam" else torch.optim.AdamW
+    if spec.name in ("sgd", "momentum"):
+        momentum = spec.momentum if spec.name == "momentum" else 0.0
+        sgd = uncompiled(torch.optim.SGD)
+        return sgd(chosen, lr=learning_rate, momentum=momentum, weight_decay=spec.weight_decay)
+    kind = uncompiled(torch.optim.Adam if spec.name == "adam" else torch.optim.AdamW)
     return kind(chosen, lr=learning_rate, betas=spec.betas, weight_decay=spec.weight_decay)
 
 

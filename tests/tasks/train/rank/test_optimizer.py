@@ -68,6 +68,6 @@ def test_the_job_sets_the_optimizer_and_its_constants(
 ) -> None:
     spec = Optimizer.model_validate({"name": name, "weight_decay": 0.02, "momentum": 0.8})
     found = make_optimizer([torch.nn.Parameter(torch.ones(2))], spec, 0.1)
-    assert type(found) is kind
+    assert isinstance(found, kind)
     assert (found.defaults["lr"], found.defaults["weight_decay"]) == (0.1, 0.02)
     assert found.defaults.get("momentum") == momentum
