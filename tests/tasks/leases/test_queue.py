@@ -162,4 +162,4 @@ def test_competing_processes_never_share_a_device_while_some_are_killed_and_stop
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"])
 def test_fifty_processes_compete_for_devices(url: str) -> None:
-    safe(fight("--url", url, "--seconds", "25"))
+    safe(fight("--url", url, "--seconds", "10"))
