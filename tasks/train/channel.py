@@ -32,6 +32,11 @@ _LEAST_PAUSE_S = 0.25
 Message = dict[str, Any]
 
 
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process: then there is no launcher."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 class Channel(Protocol):
     """The rank's end: `RankChannel`, or `torchrun.TorchrunChannel`."""
 

@@ -12,9 +12,9 @@ import os
 import sys
 from pathlib import Path
 
+from trainwright.tasks.train.channel import under_torchrun
 from trainwright.tasks.train.launcher.rank_process import SPARE
 from trainwright.tasks.train.worker.low_priority import at_low_priority
-from trainwright.tasks.train.worker.torchrun import is_launcher
 
 _MEMBER = "trainwright.tasks.train.worker.member"
 
@@ -27,7 +27,7 @@ def main(order: Path, place: str) -> int:
 
 
 if __name__ == "__main__":
-    given = [*sys.argv[1:], *([os.environ["RANK"]] if is_launcher() else [])]
+    given = [*sys.argv[1:], *([os.environ["RANK"]] if under_torchrun() else [])]
     if len(given) != 2 or not Path(given[0]).is_file():
         shown = " ".join(sys.argv[1:]) or "nothing"
         sys.stderr.write(

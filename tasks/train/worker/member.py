@@ -27,7 +27,7 @@ from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.train.channel import Channel, RankChannel
+from trainwright.tasks.train.channel import Channel, RankChannel, under_torchrun
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.exchange.collective import SUM_S, PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
@@ -38,7 +38,6 @@ from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker.low_priority import at_low_priority
 from trainwright.tasks.train.worker.lr_ramp import begin_search, search
-from trainwright.tasks.train.worker.torchrun import TorchrunChannel, is_launcher
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 
@@ -47,7 +46,12 @@ def main(order_path: Path, place: str) -> int:
     faulthandler.enable()
     map_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C does
-    alone = TorchrunChannel() if is_launcher() else None
+    alone = None
+    if under_torchrun():
+        # Only here: it loads the ledger's database.
+        from trainwright.tasks.train.worker.torchrun import TorchrunChannel
+
+        alone = TorchrunChannel()
     channel: Channel = alone or RankChannel()
     training = None
     try:

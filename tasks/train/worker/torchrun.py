@@ -43,11 +43,6 @@ from trainwright.tasks.train.worker_group import WorkerGroup
 _LEAST_PAUSE_S, _LOOK_S = 0.25, 0.05
 
 
-def is_launcher() -> bool:
-    """Whether torchrun has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 class TorchrunChannel:
     """Prints messages. Rank 0 coordinates checkpoints; the other ranks report to it.
 

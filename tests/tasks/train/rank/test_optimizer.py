@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -71,3 +74,22 @@ def test_the_job_sets_the_optimizer_and_its_constants(
     assert isinstance(found, kind)
     assert (found.defaults["lr"], found.defaults["weight_decay"]) == (0.1, 0.02)
     assert found.defaults.get("momentum") == momentum
+
+
+def test_a_rank_loads_neither_torchs_compiler_nor_the_ledgers_database() -> None:
+    code = """
+import sys, torch
+import trainwright.tasks.train.worker.member
+from trainwright.tasks.spec.train_spec import Optimizer
+from trainwright.tasks.train.rank.optimizer import make_optimizer
+weight = torch.nn.Parameter(torch.ones(2))
+for name in ("sgd", "momentum", "adam", "adamw"):
+    made = make_optimizer([weight], Optimizer(name=name), 0.1)
+    made.zero_grad()
+    weight.sum().backward()
+    made.step()
+    made.load_state_dict(made.state_dict())
+print([name for name in ("torch._dynamo", "sqlalchemy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
