@@ -16,8 +16,7 @@ from trainwright.tasks.train.hosts.hosts import LOOPBACK_VARIABLES
 from trainwright.tasks.train.launcher.rank_process import RankProcess, start_process
 from trainwright.tasks.train.request import Order
 
-ROWS, COLUMNS = 16_000, 1_000
-DATA_BYTES = 4 * ROWS * COLUMNS
+ROWS, COLUMNS = 1_000, 100
 MODEL = """
 import pathlib, torch
 
@@ -30,7 +29,7 @@ def build_model():
 
 
 def on_a_table(folder: Path) -> TrainRequest:
-    """A training on 64 MB of data. Importing the model's source creates a file."""
+    """A training on a table. Importing the model's source creates a file."""
     asked = request(folder, [20])
     draw = np.random.default_rng(0)
     table = {
@@ -58,6 +57,12 @@ def wait_for(process: RankProcess, kind: str) -> dict[str, Any]:
     raise AssertionError(f"no {kind} in 300 s")
 
 
+def maps_data(process: RankProcess) -> bool:
+    """Whether the process has mapped a file of data that is prepared for ranks."""
+    maps = psutil.Process(process.process.pid).memory_maps()
+    return any("/prepared/" in one.path and one.path.endswith(".npy") for one in maps)
+
+
 def test_a_spare_process_loads_the_data_only_when_it_is_assigned_a_device(
     tmp_path: Path,
 ) -> None:
@@ -75,12 +80,11 @@ def test_a_spare_process_loads_the_data_only_when_it_is_assigned_a_device(
     try:
         wait_for(spare, "loaded")
         assert (tmp_path / "imported").exists()
-        before = psutil.Process(spare.process.pid).memory_full_info().uss
+        assert not maps_data(spare)
         elsewhere.rename(table)
         spare.channel.send("device", number=0)
         assert wait_for(spare, "ready")["step"] is None
-        after = psutil.Process(spare.process.pid).memory_full_info().uss
-        assert after - before > DATA_BYTES
+        assert maps_data(spare)
     finally:
         spare.kill()
         spare.process.wait()
