@@ -7,11 +7,10 @@ user's code.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch  # noqa: TID253 - code that runs steps is in a separate process
 from torch.utils._pytree import tree_leaves  # noqa: TID253
@@ -224,8 +223,10 @@ def decay_groups(parameters: list[Any], exclude: str) -> list[Any]:
     return [group for group in groups if group["params"]]
 
 
-@functools.cache
-def uncompiled(kind: type[torch.optim.Optimizer]) -> type[Any]:
+_Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
+
+
+def uncompiled(kind: type[_Kind]) -> type[_Kind]:
     """A subclass of a torch optimizer that computes the same without loading `torch.compile`.
 
     torch excludes its optimizers' methods from compilation. Each of them imports the compiler to do
