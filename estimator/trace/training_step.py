@@ -223,10 +223,10 @@ def decay_groups(parameters: list[Any], exclude: str) -> list[Any]:
     return [group for group in groups if group["params"]]
 
 
-_Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
-def uncompiled(kind: type[_Kind]) -> type[_Kind]:
+def uncompiled(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
     """A subclass of a torch optimizer that computes the same without loading `torch.compile`.
 
     torch excludes its optimizers' methods from compilation. Each of them imports the compiler to do
