@@ -44,6 +44,8 @@ def export(
 
     The files are in the run's folder, below export/KIND.
     """
+    from rich.markup import escape
+
     from trainwright.tasks import progress
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.cli.screens.export_table import export_facts
@@ -56,8 +58,12 @@ def export(
     with console.err.status("exporting") as status:
 
         def tell(event: progress.Event) -> None:
-            if event["event"] == "export":
-                status.update(f"{event['kind']}: {event['doing']}")
+            if event["event"] != "export":
+                return
+            if "took_s" in event:
+                line = f"{event['doing']:<32} {event['took_s']:>6.1f} s"
+                console.err.print(line, markup=False)
+            status.update(f"{event['kind']}: {escape(event['doing'])}")
 
         with progress.listening(tell):
             report = export_run(chosen, kind, out=out, tolerance=tolerance, fine_tune=fine_tune)

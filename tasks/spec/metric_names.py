@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 Metric = Literal["accuracy", "loss", "f1", "auc", "log_loss", "rmse", "mae", "r2", "mase"]
@@ -26,6 +27,13 @@ def metrics_of(task: str, classes: int | None = None) -> tuple[Metric, ...]:
     if task == "tabular-regression":
         return ("loss", "rmse", "mae", "r2")
     return ("loss",)
+
+
+def worsening(metric: str, before: float, after: float) -> float:
+    """How much worse a metric is: the difference of a score, the relative rise of an error."""
+    if better_is(metric) == "greater":
+        return before - after
+    return (after - before) / abs(before) if before else (math.inf if after > before else 0.0)
 
 
 def better_is(metric: str) -> Literal["greater", "less"]:

@@ -34,6 +34,7 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
     if report["kept_float"]:
         offer = "" if report["fine_tuned"] else "; --fine-tune may need fewer"
         found.append(("kept in float", ", ".join(report["kept_float"]) + offer))
+    found += _of_circuits(report)
     found.append(("folder", copy or f"{report['run']}/{EXPORT_FOLDER}{report['kind']}"))
     return found
 
@@ -52,3 +53,30 @@ def _likeness(report: dict[str, Any]) -> tuple[str, str]:
         f"median {100 * off['median']:.2g} %, largest {100 * off['largest']:.2g} % of the target's "
         f"standard deviation, on {rows}",
     )
+
+
+def _of_circuits(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Simulation, cells, clock and energy of circuits; nothing for other kinds."""
+    if report["vectors"] is None:
+        return []
+    found = [
+        ("simulated", f"{report['vectors']:,} vectors, {report['mismatches']:,} mismatches"),
+        *(
+            (
+                one["style"],
+                f"{one['device']}: {one['lookup_tables']:,} lookup tables (predicted "
+                f"{one['predicted']:,}), {_clock(one)}, "
+                f"{report['latency_cycles'][one['style']]:,} cycles",
+            )
+            for one in report["cells"]
+        ),
+    ]
+    if report["energy_j"] is not None:
+        found.append(("energy", f"{report['energy_j']:.2g} J an inference, estimated"))
+    found.append(("bits", next(iter(report["notes"]), "").removeprefix("bits: ")))
+    return found
+
+
+def _clock(cells: dict[str, Any]) -> str:
+    clock = cells["fmax_mhz"]
+    return cells["note"] or "no clock" if clock is None else f"{clock:g} MHz"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from safetensors.torch import load_file
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast
 from trainwright.estimator.trace import source as model_source
-from trainwright.estimator.trace.source import described
+from trainwright.estimator.trace.source import ModelDefinition, described
 from trainwright.tasks.export.circuits.fine_tune import Tuned, TuneLimits, tune
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
-from trainwright.tasks.export.circuits.predict_cells import adder_bits, pipelined_cells
+from trainwright.tasks.export.circuits.predict_cells import adder_bits, cells_of_adders
 from trainwright.tasks.export.circuits.quantised_network import (
     InputScale,
     QuantisedNetwork,
@@ -30,6 +31,8 @@ from trainwright.tasks.export.circuits.quantised_network import (
 )
 from trainwright.tasks.export.circuits.read_layers import FloatCircuit, read
 from trainwright.tasks.export.row_differences import compared
+from trainwright.tasks.spec.metric_names import worsening
+from trainwright.tasks.train.rank.validation_metrics import sums_of
 
 Array = np.ndarray[Any, Any]
 _TRACED_ROWS = 3
@@ -53,7 +56,8 @@ def answer(request: dict[str, Any]) -> bytes:
 
 def _answer(request: dict[str, Any]) -> bytes:
     torch.set_num_threads(1)
-    model = _model(request)
+    definition = model_source.load(Path(request["source"]), request["entry"])
+    model = _model(definition, request)
     names = list(request["validation"])
     validation = {name: np.load(request["validation"][name]) for name in names}
     calibration = {name: np.load(request["calibration"][name]) for name in names}
@@ -72,10 +76,10 @@ def _answer(request: dict[str, Any]) -> bytes:
         TuneLimits(request["tolerance"], request["search_s"]),
     )
     targets = np.load(request["targets"])
-    chosen, trained, value = _chosen(tuned, validation, exact, targets, request)
+    metric = _metric(definition, targets, request)
+    chosen, trained, value = _chosen(tuned, validation, exact, metric, request)
     outputs = _outputs(chosen.model, validation)
     document = {
-        "metric": "accuracy" if classes else "rmse",
         "trained": trained,
         "exported": value,
         "rows": len(exact),
@@ -96,8 +100,7 @@ def _answer(request: dict[str, Any]) -> bytes:
         return json.dumps(document).encode() + b"\n" + path.read_bytes()
 
 
-def _model(request: dict[str, Any]) -> torch.nn.Module:
-    definition = model_source.load(Path(request["source"]), request["entry"])
+def _model(definition: ModelDefinition, request: dict[str, Any]) -> torch.nn.Module:
     torch.set_default_dtype(PARAMETER_DTYPES["fp32"])
     model = cast(model_source.build(definition, request["config"]), "fp32")
     try:
@@ -172,14 +175,14 @@ def _judged(
     weights = [layer.weights.size for layer in model.layers]
     products = [layer.shape.count * layer.shape.terms for layer in model.layers]
     fits = {
-        "pipelined": pipelined_cells(sum(bits), "ecp5") <= most["cells"],
+        "pipelined": cells_of_adders(sum(bits), "ecp5") <= most["cells"],
         "sequential": sum(weights) <= most["weights"] and sum(products) * rows <= most["cycles"],
     }
     found = [style for style in request["styles"] if fits[style]]
     if found:
         return found
     of_layers: dict[str, tuple[list[Any], str, float, float]] = {
-        "pipelined": (bits, "cells", pipelined_cells(sum(bits), "ecp5"), most["cells"]),
+        "pipelined": (bits, "cells", cells_of_adders(sum(bits), "ecp5"), most["cells"]),
         "sequential": (products, "products", sum(products), most["cycles"] / rows),
     }
     sizes, unit, total, allowed = of_layers[request["styles"][0]]
@@ -203,18 +206,16 @@ def _chosen(
     tuned: list[Tuned],
     validation: dict[str, Array],
     exact: Array,
-    targets: Array,
+    metric: Callable[[Array], float],
     request: dict[str, Any],
 ) -> tuple[Tuned, float, float]:
     """The first model within the tolerance, the trained metric and its own. Raises BadInput."""
-    classes, tolerance = request["classes"] is not None, request["tolerance"]
-    trained, value = _metric(exact, targets, classes), 0.0
+    name, tolerance = request["metric"], request["tolerance"]
+    trained, value = metric(exact), 0.0
     for one in tuned:
-        value = _metric(_outputs(one.model, validation), targets, classes)
-        worse = trained - value if classes else (value - trained) / max(trained, 1e-12)
-        if worse <= tolerance:
+        value = metric(_outputs(one.model, validation))
+        if worsening(name, trained, value) <= tolerance:
             return one, trained, value
-    name = "accuracy" if classes else "rmse"
     raise BadInput(
         f"export: with {tuned[-1].widths.inputs}-bit integers the {name} is {value:.4g}, trained "
         f"{trained:.4g}; allowed: a higher --tolerance than {tolerance:g}, or a model trained for "
@@ -226,8 +227,20 @@ def _outputs(model: IntegerModel, arrays: dict[str, Array]) -> Array:
     return model.outputs(model.run(model.prepare(arrays)))
 
 
-def _metric(outputs: Array, targets: Array, classes: bool) -> float:
-    if classes:
-        return float((outputs.argmax(1) == targets.reshape(-1)).mean())
-    difference = outputs.reshape(len(targets), -1) - targets.reshape(len(targets), -1)
-    return float(np.sqrt(np.mean(difference**2)))
+def _metric(
+    definition: ModelDefinition, targets: Array, request: dict[str, Any]
+) -> Callable[[Array], float]:
+    """The job's metric of outputs, as the validation of a training computes it."""
+    name, wanted = request["metric"], torch.from_numpy(targets)
+    if name == "loss":
+        loss = model_source.loss_function(definition, request["task"])
+        return lambda outputs: float(loss(torch.from_numpy(outputs).float(), wanted))
+
+    def value(outputs: Array) -> float:
+        first, classes = float(targets.reshape(-1)[0]), len(request["classes"] or ())
+        sums = sums_of(request["task"], classes, first, torch.device("cpu"), request["naive"])
+        assert sums is not None  # the run has the metric
+        sums.add(torch.from_numpy(outputs), wanted)
+        return sums.found(len(targets)).metrics[name]
+
+    return value

@@ -75,6 +75,14 @@ def tune(
     return search.run()
 
 
+def tuned_to(
+    circuit: FloatCircuit, numbers: Array, classes: bool, widths: BitWidths, limits: TuneLimits
+) -> IntegerModel:
+    """The integers of a model trained shortly with these widths, without a search."""
+    search = _WidthSearch(circuit, numbers, classes, False, lambda _: 0.0, limits)
+    return search.trained_with(widths)
+
+
 class _WidthSearch:
     def __init__(
         self,
@@ -121,6 +129,10 @@ class _WidthSearch:
         if network is not start or len(kept) == 1:
             kept.append(self._finished(network))
         return kept[::-1]
+
+    def trained_with(self, widths: BitWidths) -> IntegerModel:
+        """With these widths, trained for `trial_epochs`."""
+        return self._trained(self._network, widths).integer_model()
 
     def _next(self, network: QuantisedNetwork, refused: set[tuple[str, int]]) -> Any:
         """The bit whose loss saves most predicted cells."""

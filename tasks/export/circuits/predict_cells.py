@@ -4,13 +4,14 @@ Pipelined: a product with a constant is a sum of shifted inputs, one for each no
 constant's canonical signed-digit form; da4ml then shares adders. So the size of a layer is
 
     adder bits = positions · FACTOR · adders^POWER · (input bits + OFFSET)^WIDTH_POWER
-    cells      = CELLS_PER_ADDER_BIT · adder bits
+    cells      = CELLS_PER_ADDER_BIT · adder bits + CELLS_PER_REGISTER_BIT · register bits
 
-and once da4ml has shared the adders, its own count replaces the first line. Sequential: the cells
-of one multiplier, the adder, the addresses and the table, by their widths.
+with REGISTERS register bits for each adder bit. Once da4ml has shared the adders and placed the
+registers, its own counts of both replace the estimates. Sequential: the cells of one multiplier,
+the adder, the addresses and the table, by their widths.
 
-The constants are fits: of adder bits to random layers, of cells to the circuits of
-`tests/benchmarks/export/circuits.py`, which prints the errors.
+The constants are fits: of adder bits to random layers, of cells to the first ten nets of
+`tests/benchmarks/export/circuits.py --fresh 10 --seed 100`. Other seeds give nets to judge by.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np  # noqa: TID253 - only what exports imports this module, in functions
 
 from trainwright.tasks.export.circuits.integer_model import IntegerLayer, IntegerModel
+from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
 from trainwright.tasks.export.circuits.sequential import SequentialCircuit
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +29,9 @@ _FACTOR, _POWER = 2.746, 0.934
 _OFFSET, _WIDTH_POWER = -0.459, 0.66
 _COMPARED = 1.7
 """adder bits of a comparison, for each bit of its values"""
-CELLS_PER_ADDER_BIT = {"ice40": 1.41, "ecp5": 1.53}
+CELLS_PER_ADDER_BIT = {"ice40": 1.12, "ecp5": 1.52}
+CELLS_PER_REGISTER_BIT = {"ice40": 0.36, "ecp5": 0.0}
+REGISTERS = 0.48
 _SEQUENTIAL = {"ice40": 1.95, "ecp5": 2.4}
 _BLOCK_BITS, _ROM_CELLS = 1024, 0.11
 """a smaller memory of weights is made of lookup tables, so many for each of its bits"""
@@ -35,9 +39,15 @@ _DSP_BITS, _PRODUCT_CELLS = 11, 2.5
 """a narrower product is made of lookup tables on iCE40, so many for each pair of bits"""
 
 
-def pipelined_cells(bits: float, family: str) -> float:
-    """Four-input lookup tables of a pipelined circuit with these adder bits."""
-    return CELLS_PER_ADDER_BIT[family] * bits
+def cells_of_adders(bits: float, family: str) -> float:
+    """Four-input lookup tables of a pipelined circuit with these adder bits, before it is made."""
+    return bits * (CELLS_PER_ADDER_BIT[family] + REGISTERS * CELLS_PER_REGISTER_BIT[family])
+
+
+def pipelined_cells(circuit: PipelinedCircuit, family: str) -> float:
+    """Four-input lookup tables of a pipelined circuit."""
+    adders = CELLS_PER_ADDER_BIT[family] * circuit.adder_bits
+    return adders + CELLS_PER_REGISTER_BIT[family] * circuit.register_bits
 
 
 def sequential_cells(circuit: SequentialCircuit, layers: int, family: str) -> float:

@@ -232,8 +232,12 @@ module sequential (
 );
     localparam LOAD = 0, FETCH = 1, START = 2, MULTIPLY = 3, EMPTY = 4, ROUND = 5, WRITE = 6;
 
+    // Block memories. A value read while another is written is never used.
+    (* ram_style = "block", no_rw_check *)
     reg signed [@VALUE_BITS@ - 1:0] values [0:@VALUES@ - 1];
+    (* rom_style = "block" *)
     reg signed [@WEIGHT_BITS@ - 1:0] weights [0:@WEIGHTS@ - 1];
+    (* rom_style = "block" *)
     reg signed [@SUM_BITS@ - 1:0] biases [0:@BIASES@ - 1];
     integer index;
     initial begin

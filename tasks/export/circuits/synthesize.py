@@ -91,6 +91,12 @@ def tool_versions(folder: Path, timeout_s: float) -> dict[str, str]:
     return found
 
 
+def smallest_fpga(family: str, cells: float) -> Fpga:
+    """The smallest device of a family with so many cells, or the largest if none has them."""
+    devices = [one for one in FPGAS if one.family == family]
+    return next((one for one in devices if cells <= one.cells), devices[-1])
+
+
 def synthesise(
     family: str, predicted: float, files: Sequence[str], top: str, folder: Path, timeout_s: float
 ) -> Synthesised:
@@ -101,16 +107,16 @@ def synthesise(
     synthesis fails. A circuit too large for the family, or late, has no clock.
     """
     devices = [one for one in FPGAS if one.family == family]
-    fpga = next((one for one in devices if predicted <= one.cells), devices[-1])
-    core = _yosys(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
+    fpga = smallest_fpga(family, predicted)
+    core = cells_of(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
     if lookup_tables(family, core) > fpga.cells:
         larger = [one for one in devices if lookup_tables(family, core) <= one.cells]
         if not larger:
             return Synthesised(fpga, core, None, f"too large for {fpga.name}")
         fpga = larger[0]
-        core = _yosys(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
+        core = cells_of(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
     try:
-        _yosys(fpga, files, "harness", family, folder, timeout_s)
+        cells_of(fpga, files, "harness", family, folder, timeout_s)
         clock = _route(fpga, family, folder, timeout_s)
     except TimeoutError as error:
         return Synthesised(fpga, core, None, f"not routed: {error}")
@@ -126,10 +132,13 @@ def _python(module: str) -> list[str]:
     return [sys.executable, "-P", "-c", call]
 
 
-def _yosys(
+def cells_of(
     fpga: Fpga, files: Sequence[str], top: str, stem: str, folder: Path, timeout_s: float
 ) -> dict[str, int]:
-    """Synthesise; the netlist is `stem`.json. Cells by kind. Paths are relative to `folder`."""
+    """Synthesise Verilog files in `folder` for an FPGA: cells by kind; the netlist is `stem`.json.
+
+    Raises TrainwrightError if yosys fails, TimeoutError if it is late.
+    """
     reads = "; ".join(f"read_verilog -sv {name}" for name in files)
     flags = " ".join(fpga.synthesis)
     script = (

@@ -10,11 +10,17 @@ Nothing that a user wrote gets into Verilog or a command: both are made of numbe
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainwright.tasks import progress
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.export.exportable import Exportable, ExportOptions
 from trainwright.tasks.export.model_sandbox import answered
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
     from trainwright.tasks.export.circuits.sequential import SequentialCircuit
     from trainwright.tasks.export.circuits.simulate import Simulated
+    from trainwright.tasks.export.circuits.synthesize import Synthesised
 
     Circuit = PipelinedCircuit | SequentialCircuit
 
@@ -48,19 +55,23 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
 
     synthesize.require_tools()
     require_simulator()
-    found = _integers(model, folder / _MODEL, options)
+    phases: dict[str, float] = {}
+    with _phase(phases, "train for few bits"):
+        found = _integers(model, folder / _MODEL, options)
     integers = load(folder / _MODEL)
     circuits: dict[CircuitStyle, Circuit] = {}
     simulated: dict[CircuitStyle, list[Simulated]] = {}
     for style in found["styles"]:
-        circuits[style] = _written(style, integers, folder)
-        simulated[style] = _proven(style, circuits[style], integers, model, folder, options)
+        with _phase(phases, f"write the {style} circuit"):
+            circuits[style] = _written(style, integers, folder)
+        with _phase(phases, f"simulate the {style} circuit"):
+            simulated[style] = _proven(style, circuits[style], integers, model, folder, options)
     report = ExportReport(
         kind="rtl",
         run=model.run_uri,
         data_sha256=model.data_sha256,
         files=[],
-        metric=found["metric"],
+        metric=model.metric,
         metrics=MetricPair(trained=found["trained"], exported=found["exported"]),
         agreement=found["agreement"],
         differences=found.get("differences"),
@@ -72,12 +83,24 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
         mismatches=sum(one.mismatches for tools in simulated.values() for one in tools),
         latency_cycles={style: tools[0].latency_cycles for style, tools in simulated.items()},
     )
-    report = _with_cells(report, circuits, integers, folder, options)
+    with _phase(phases, "synthesise, place and route"):
+        report = _with_cells(report, circuits, integers, folder, options)
     simulators = {one.tool: one.version for tools in simulated.values() for one in tools}
-    report = report.model_copy(update={"tools": simulators | report.tools})
+    tools = simulators | report.tools
+    report = report.model_copy(update={"tools": tools, "phases_s": phases})
     circuit_page.write(report, integers, folder)
     names = sorted(path.name for path in folder.iterdir())
     return report.model_copy(update={"files": names})
+
+
+@contextlib.contextmanager
+def _phase(phases: dict[str, float], doing: str) -> Iterator[None]:
+    """Report a part of the work when it begins, and its seconds when it is done."""
+    progress.emit("export", kind="rtl", doing=doing)
+    began = time.perf_counter()
+    yield
+    phases[doing] = round(time.perf_counter() - began, 1)
+    progress.emit("export", kind="rtl", doing=doing, took_s=phases[doing])
 
 
 def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str, Any]:
@@ -92,6 +115,9 @@ def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str
         "config": dict(model.config),
         "weights": str(model.weights),
         "classes": model.schema.classes,
+        "task": model.schema.task,
+        "metric": model.metric,
+        "naive": model.naive,
         "of_table": model.schema.task.startswith("tabular"),
         "validation": {name: str(one) for name, one in rows.validation.items()},
         "targets": str(rows.targets),
@@ -178,33 +204,41 @@ def _with_cells(
     energies: dict[tuple[CircuitStyle, str], float] = {}
     notes = list(report.notes)
     timeout_s = options.limits.timeout_s
-    with tempfile.TemporaryDirectory(prefix="trainwright-circuit-") as name:
-        for style, circuit in circuits.items():
-            harness = folder / f"{style}_harness.v"
-            harness.write_text(_harness(circuit))
-            for family in synthesize.FAMILIES:
-                predicted = _predicted(circuit, integers, family)
-                work = Path(name, f"{style}-{family}")
-                work.mkdir()
-                for path in folder.iterdir():
-                    shutil.copy(path, work / path.name)
-                names = [*(path.name for path in circuit.files), harness.name]
-                made = synthesize.synthesise(family, predicted, names, circuit.top, work, timeout_s)
-                cells.append(
-                    CircuitCells(
-                        family=family,
-                        style=style,
-                        device=made.fpga.name,
-                        predicted=round(predicted),
-                        lookup_tables=made.luts,
-                        cells=dict(made.kinds),
-                        fmax_mhz=made.fmax_mhz,
-                        note=made.note,
-                    )
+    for style, circuit in circuits.items():
+        (folder / f"{style}_harness.v").write_text(_harness(circuit))
+    wanted = [(style, family) for style in circuits for family in synthesize.FAMILIES]
+    predicted = {one: _predicted(circuits[one[0]], integers, one[1]) for one in wanted}
+
+    def made_of(one: tuple[CircuitStyle, str]) -> Synthesised:
+        style, family = one
+        work = Path(name, f"{style}-{family}")
+        shutil.copytree(folder, work)
+        names = [*(path.name for path in circuits[style].files), f"{style}_harness.v"]
+        top = circuits[style].top
+        return synthesize.synthesise(family, predicted[one], names, top, work, timeout_s)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="trainwright-circuit-") as name,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        for one, made in zip(wanted, pool.map(made_of, wanted), strict=True):
+            style, family = one
+            progress.emit("export", kind="rtl", doing=_said(style, made))
+            cells.append(
+                CircuitCells(
+                    family=family,
+                    style=style,
+                    device=made.fpga.name,
+                    predicted=round(predicted[one]),
+                    lookup_tables=made.luts,
+                    cells=dict(made.kinds),
+                    fmax_mhz=made.fmax_mhz,
+                    note=made.note,
                 )
-                if made.fmax_mhz is not None:
-                    clocks[family] = max(made.fmax_mhz, clocks.get(family, 0.0))
-                energies[style, family] = energy_j(circuit, made.luts)
+            )
+            if made.fmax_mhz is not None:
+                clocks[family] = max(made.fmax_mhz, clocks.get(family, 0.0))
+            energies[one] = energy_j(circuits[style], made.luts)
         versions = synthesize.tool_versions(Path(name), timeout_s)
     least = min(energies, key=lambda one: energies[one])
     notes.append(f"energy: that of the {least[0]} circuit on {least[1]}")
@@ -217,6 +251,11 @@ def _with_cells(
         tools=versions,
         notes=notes,
     )
+
+
+def _said(style: CircuitStyle, made: Synthesised) -> str:
+    clock = made.note if made.fmax_mhz is None else f"{made.fmax_mhz:g} MHz"
+    return f"{style} on {made.fpga.name}: {made.luts:,} lookup tables, {clock}"
 
 
 def _replaced(report: ExportReport, **fields: Any) -> ExportReport:
@@ -239,5 +278,5 @@ def _predicted(circuit: Circuit, integers: IntegerModel, family: str) -> float:
     from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
 
     if isinstance(circuit, PipelinedCircuit):
-        return predict_cells.pipelined_cells(circuit.adder_bits, family)
+        return predict_cells.pipelined_cells(circuit, family)
     return predict_cells.sequential_cells(circuit, len(integers.layers), family)

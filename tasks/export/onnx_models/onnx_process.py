@@ -21,7 +21,7 @@ from trainwright.tasks.export.onnx_models.int8_quantise import Quantiser, layers
 from trainwright.tasks.export.onnx_models.onnx_compare import ModelRows
 from trainwright.tasks.export.onnx_models.torch_reference import TorchReference
 from trainwright.tasks.export.onnx_models.torch_to_onnx import converted
-from trainwright.tasks.spec.metric_names import better_is
+from trainwright.tasks.spec.metric_names import worsening
 
 FILE = "model.onnx"
 _MOST_BYTES = 2**31 - 2**20
@@ -99,7 +99,7 @@ def _quantised(
         return compare.onnx_outputs(compare.session(one), of, of.feed, len(wanted))
 
     def enough(one: onnx.ModelProto) -> bool:
-        drops.append(fall(metric, before, torch_model.metric(outputs(one, rows))))
+        drops.append(worsening(metric, before, torch_model.metric(outputs(one, rows))))
         return bool(drops[-1] <= tolerance)
 
     def error(one: onnx.ModelProto) -> float:
@@ -169,7 +169,7 @@ def _tuned(torch_model: TorchReference, calibration: ModelRows, taught: Any, bef
     def worse(outputs: Any) -> float:
         parts = [[one.numpy() for one in outputs(*torch_model.tensors(b))] for b in rows.batches()]
         found = [np.concatenate(one) for one in zip(*parts, strict=True)]
-        return fall(torch_model.metric_name, before, torch_model.metric(found))
+        return worsening(torch_model.metric_name, before, torch_model.metric(found))
 
     return fine_tune(
         torch_model.model,
@@ -178,10 +178,3 @@ def _tuned(torch_model: TorchReference, calibration: ModelRows, taught: Any, bef
         bool(rows.schema.classes),
         worse,
     )
-
-
-def fall(metric: str, before: float, after: float) -> float:
-    """How much worse a metric is: the difference of a score, the relative rise of an error."""
-    if better_is(metric) == "greater":
-        return before - after
-    return (after - before) / abs(before) if before else (math.inf if after > before else 0.0)

@@ -137,4 +137,7 @@ class ExportReport(Artefact):
     latency_cycles: dict[str, int] = Field(default_factory=dict, description="rtl: by style")
     energy_j: float | None = Field(default=None, description="rtl: of one inference, estimated")
     energy_source: str | None = None
+    phases_s: dict[str, float] = Field(
+        default_factory=dict, description="rtl: seconds of each part of the work"
+    )
     tools: dict[str, str] = Field(default_factory=dict, description="versions by name")

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trainwright.tasks.export.onnx_models.int8_quantise import Quantiser, layers_in_float
 from trainwright.tasks.export.onnx_models.onnx_compare import Feed, session
-from trainwright.tasks.export.onnx_models.onnx_process import fall
+from trainwright.tasks.spec.metric_names import worsening
 
 WIDTH = 64
 
@@ -101,4 +101,4 @@ def test_no_model_is_found_if_none_is_good_enough(tmp_path: Path) -> None:
     ],
 )
 def test_how_much_worse_a_metric_is(metric: str, before: float, after: float, worse: float) -> None:
-    assert fall(metric, before, after) == pytest.approx(worse)
+    assert worsening(metric, before, after) == pytest.approx(worse)
