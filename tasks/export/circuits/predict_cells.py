@@ -7,8 +7,9 @@ constant's canonical signed-digit form; da4ml then shares adders. So the size of
     cells      = CELLS_PER_ADDER_BIT · adder bits + CELLS_PER_REGISTER_BIT · register bits
 
 with REGISTERS register bits for each adder bit. Once da4ml has shared the adders and placed the
-registers, its own counts of both replace the estimates. Sequential: the cells of one multiplier,
-the adder, the addresses and the table, by their widths.
+registers, its own counts of both replace the estimates. Sequential:
+
+    cells = FIXED + PER_SUM_BIT · bits of the sum + PER_ADDRESS_BIT · layers · bits of an address
 
 The constants are fits: of adder bits to random layers, of cells to the first ten nets of
 `tests/benchmarks/export/circuits.py --fresh 10 --seed 100`. Other seeds give nets to judge by.
@@ -32,10 +33,11 @@ _COMPARED = 1.7
 CELLS_PER_ADDER_BIT = {"ice40": 1.12, "ecp5": 1.52}
 CELLS_PER_REGISTER_BIT = {"ice40": 0.36, "ecp5": 0.0}
 REGISTERS = 0.48
-_SEQUENTIAL = {"ice40": 1.95, "ecp5": 2.4}
-_BLOCK_BITS, _ROM_CELLS = 1024, 0.11
-"""a smaller memory of weights is made of lookup tables, so many for each of its bits"""
-_DSP_BITS, _PRODUCT_CELLS = 11, 2.5
+_FIXED = {"ice40": 45.3, "ecp5": 26.6}
+_PER_SUM_BIT = {"ice40": 4.54, "ecp5": 10.5}
+_PER_ADDRESS_BIT = {"ice40": 6.49, "ecp5": 6.11}
+"""for each bit of an address of values, and each layer"""
+_DSP_BITS, _PRODUCT_CELLS = 11, 2.29
 """a narrower product is made of lookup tables on iCE40, so many for each pair of bits"""
 
 
@@ -51,20 +53,13 @@ def pipelined_cells(circuit: PipelinedCircuit, family: str) -> float:
 
 
 def sequential_cells(circuit: SequentialCircuit, layers: int, family: str) -> float:
-    """Four-input lookup tables of a sequential circuit."""
-    cells = _SEQUENTIAL[family] * sequential_size(circuit, layers)
-    stored = circuit.weights * circuit.weight_bits
-    if stored < _BLOCK_BITS:
-        cells += _ROM_CELLS * stored
+    """Four-input lookup tables of a sequential circuit. Its memories are blocks."""
+    addresses = layers * (circuit.values - 1).bit_length()
+    cells = _FIXED[family] + _PER_SUM_BIT[family] * circuit.sum_bits
+    cells += _PER_ADDRESS_BIT[family] * addresses
     if family == "ice40" and circuit.value_bits + circuit.weight_bits < _DSP_BITS:
         cells += _PRODUCT_CELLS * circuit.value_bits * circuit.weight_bits
     return cells
-
-
-def sequential_size(circuit: SequentialCircuit, layers: int) -> float:
-    """What its lookup tables grow with: bits of registers, and of the table of layers."""
-    addresses = circuit.values.bit_length() * 3 + circuit.weights.bit_length() * 2
-    return addresses + circuit.sum_bits * (3 + layers) + 6 * layers
 
 
 def adder_bits(model: IntegerModel) -> list[float]:

@@ -1,0 +1,39 @@
+"""The lines that `trainwright export` prints of a report."""
+
+from __future__ import annotations
+
+from trainwright.tasks.cli.screens.export_table import export_facts
+from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
+
+
+def test_a_circuit_has_lines_for_its_simulation_its_cells_and_its_clock() -> None:
+    cells = CircuitCells(family="ice40", style="pipelined", device="iCE40 UP5K", cells={})
+    report = ExportReport(
+        kind="rtl",
+        run="file:///store/runs/net/1",
+        data_sha256="0" * 64,
+        files=[],
+        metric="f1",
+        metrics=MetricPair(trained=0.97, exported=0.96),
+        agreement=0.99,
+        max_error=0.1,
+        rows=360,
+        notes=["bits: input 4"],
+        vectors=720,
+        mismatches=0,
+        cells=[
+            cells.model_copy(update={"lookup_tables": 4400, "predicted": 4300, "fmax_mhz": 26.5}),
+            cells.model_copy(
+                update={"lookup_tables": 9000, "predicted": 8000, "note": "too large for it"}
+            ),
+        ],
+        latency_cycles={"pipelined": 7},
+        energy_j=2.3e-10,
+    )
+    lines = [f"{name}: {value}" for name, value in export_facts(report.model_dump(), "out")]
+    assert "simulated: 720 vectors, 0 mismatches" in lines
+    of_device = "pipelined: iCE40 UP5K: "
+    assert f"{of_device}4,400 lookup tables (predicted 4,300), 26.5 MHz, 7 cycles" in lines
+    assert f"{of_device}9,000 lookup tables (predicted 8,000), too large for it, 7 cycles" in lines
+    assert "energy: 2.3e-10 J an inference, estimated" in lines
+    assert "bits: input 4" in lines
