@@ -43,9 +43,9 @@ def predict(run: Run, rows: str, out: str) -> PredictionSummary:
     `rows` is a Parquet, CSV or .npz file, a folder of Parquet files, or one of images; `rows` and
     `out` (.parquet, .csv) are paths, file:// or s3:// URIs. The output has the columns `prediction`
     and, for classes, `probability`, or those that the model's own `predict` returns; of images also
-    `file`. It appears whole or not at all. Raises BadInput for a run without a finished model, rows
-    that do not fit its schema, or a model that can't predict them; CorruptArtefact for a damaged
-    run.
+    `file`; of time series, a row for each forecast step with its series and time stamp. It appears
+    whole or not at all. Raises BadInput for a run without a finished model, rows that do not fit
+    its schema, or a model that can't predict them; CorruptArtefact for a damaged run.
     """
     began, settings = time.monotonic(), run.settings
     source = _local(rows, settings)

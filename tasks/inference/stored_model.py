@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.inference.arrow_arrays import text_array
 from trainwright.tasks.inference.model_input import ModelInput, require_columns
 from trainwright.tasks.inference.row_source import ArrayRows, FolderImages, TableRows
+from trainwright.tasks.inference.series_rows import ForecastColumns, SeriesRows
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
 from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.validation import Validation
@@ -145,17 +147,30 @@ class StoredModel:
     def _predicted_table(self, batches: Iterator[Any], where: str) -> Iterator[Any]:
         with self._server() as server:
             if json.loads(self._ask(server, "form"))["raw"]:
-                for number, batch in enumerate(batches):
-                    if number and self._of_series:
-                        raise BadInput(
-                            f"rows: {where} has more than {_CHUNK_CELLS:,} values; series are "
-                            "predicted at once; allowed: fewer series, or the last rows of each"
-                        )
+                if self._of_series:
+                    yield self._from_series(server, list(itertools.islice(batches, 2)), where)
+                    return
+                for batch in batches:
                     yield self._from_rows(server, batch)
                 return
             encode = self._encoder(where)
             for batch in batches:
                 yield self._from_arrays(server, encode.arrays(batch))
+
+    def _from_series(self, server: SandboxServer, batches: list[Any], where: str) -> Any:
+        import pyarrow as pa
+
+        if len(batches) > 1:
+            raise BadInput(
+                f"rows: {where} has more than {_CHUNK_CELLS:,} values; series are "
+                "predicted at once; allowed: fewer series, or the last rows of each"
+            )
+        if not batches:
+            raise BadInput(f"rows: {where} has no rows")
+        columns = ForecastColumns.of(self.schema)
+        trained = self._vocabularies.get(columns.series or "", [])
+        found = SeriesRows.of(pa.Table.from_batches(batches), columns, trained, where)
+        return found.joined(self._from_rows(server, found.for_model()))
 
     def _encoder(self, where: str) -> ModelInput:
         """Raises BadInput if only the source's own `predict` can take such columns."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.tasks.data.modalities.series import Windows, series_table, windows_of
+from trainwright.tasks.data.modalities.time_steps import step_of
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, TimeStamps
 from trainwright.tasks.spec.data_spec import DataSpec
 
 
@@ -34,6 +35,7 @@ def forecast_windows(table: Any, sha256: str, spec: DataSpec) -> tuple[Windows, 
         uri=spec.uri,
     )
     inputs, count = windows.inputs(), len(windows.starts)
+    step = step_of(found.utc, found.shown, found.codes, f"data.time: {spec.uri}")
     schema = DataSchema(
         task="forecasting",
         rows=count,
@@ -46,6 +48,7 @@ def forecast_windows(table: Any, sha256: str, spec: DataSpec) -> tuple[Windows, 
         target_shape=(windows.horizon,),
         columns=_columns(table.column_names, spec, windows.names),
         dropped=dropped,
+        stamps=TimeStamps(zone=found.zone, step_us=step.microseconds, step_months=step.months),
         sha256=sha256,
     )
     return windows, schema

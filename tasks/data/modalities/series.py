@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks import progress
 from trainwright.tasks.data.modalities.seasons import chosen_history, chosen_horizon, season_of
-from trainwright.tasks.data.modalities.time_steps import calendar, read_stamps, shown_stamp, step_of
-from trainwright.tasks.data.tables.column_scan import as_float32, is_number, is_text
+from trainwright.tasks.data.modalities.series_order import order_of, series_codes
+from trainwright.tasks.data.modalities.time_steps import (
+    as_stamps,
+    calendar,
+    clock_times,
+    shown_stamp,
+    step_of,
+)
+from trainwright.tasks.data.tables.column_scan import as_float32, is_number
 from trainwright.tasks.data.tables.table_source import listed
 from trainwright.tasks.errors import BadInput
 
@@ -28,7 +35,7 @@ class SeriesTable:
     """The series of a table, sorted by series and time. All arrays have one entry per row.
 
     `codes` number the series from 0 in the order of `names`; a table of one series has no names.
-    `utc` and `shown` are the time stamps of `time_steps.read_stamps`, `covariates` (rows, n).
+    `utc` and `shown` are the time stamps of `time_steps.clock_times`, `covariates` (rows, n).
     """
 
     codes: Array
@@ -37,6 +44,8 @@ class SeriesTable:
     shown: Array
     values: Array
     covariates: Array
+    zone: str | None = None
+    """the stamps' time zone"""
 
 
 @dataclass(frozen=True)
@@ -134,8 +143,9 @@ def series_table(
     if not table.num_rows:
         raise BadInput(f"data.uri: {uri} has no rows; allowed: a table of time series")
     where = f"data.time: {uri}: column {time!r}"
-    utc, shown = read_stamps(table.column(time), where)
-    codes, names = _series_codes(table, series, uri)
+    stamps = as_stamps(table.column(time), where)
+    utc, shown = clock_times(stamps)
+    codes, names = series_codes(table, series, f"data.series: {uri}")
     values = _numbers(table, target, uri)
     if len(values) and (values == values[0]).all():
         raise BadInput(
@@ -146,50 +156,19 @@ def series_table(
     covariates = np.empty((len(utc), len(known)), dtype=np.float32)
     for number, name in enumerate(known):
         covariates[:, number] = _numbers(table, name, uri)
-    order = np.lexsort((utc, codes))
-    twice = (np.diff(utc[order]) == 0) & (np.diff(codes[order]) == 0)
-    if twice.any():
-        at = int(np.argmax(twice))
-        of = f" of series {names[codes[order[at]]]!r}" if names else ""
-        raise BadInput(
-            f"{where}: rows {order[at]} and {order[at + 1]} both have "
-            f"{shown_stamp(shown[order[at]])}{of}; allowed: each time once in a series"
-        )
+    order = order_of(utc, shown, codes, names, where)
     if (np.diff(order) < 0).any():
         message = f"{uri}: the rows are sorted by {f'{series} and ' if series else ''}{time}"
         progress.emit("notice", message=message)
     return SeriesTable(
-        codes[order], names, utc[order], shown[order], values[order], covariates[order]
+        codes[order],
+        names,
+        utc[order],
+        shown[order],
+        values[order],
+        covariates[order],
+        stamps.type.tz,
     )
-
-
-def _series_codes(table: Any, series: str | None, uri: str) -> tuple[Array, list[str]]:
-    """The number of each row's series, and the names of the series, sorted as texts."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import compute
-
-    if series is None:
-        return np.zeros(table.num_rows, dtype=np.int64), []
-    column = table.column(series)
-    where = f"data.series: {uri}: column {series!r}"
-    kind = column.type
-    if not (is_text(kind) or pa.types.is_integer(kind)):
-        raise BadInput(f"{where} holds {kind}; allowed: texts or whole numbers")
-    if column.null_count:
-        row = compute.index(column.is_null(), True).as_py()
-        raise BadInput(
-            f"{where}: {column.null_count} of {len(column)} values are missing, "
-            f"the first in row {row}; allowed: none"
-        )
-    texts = column.cast(pa.large_string())
-    names = texts.unique()
-    names = names.take(compute.array_sort_indices(names))
-    codes = np.from_dlpack(compute.index_in(texts, value_set=names).combine_chunks())
-    try:
-        return codes.astype(np.int64), names.to_pylist()
-    except UnicodeDecodeError:
-        raise BadInput(f"{where} is not UTF-8 text") from None
 
 
 def _numbers(table: Any, name: str, uri: str) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.data.tables.arrow_numpy import to_arrow
 from trainwright.tasks.data.tables.column_scan import is_text
 from trainwright.tasks.errors import BadInput
 
@@ -55,12 +56,15 @@ def _counted(count: int, unit: str) -> str:
 
 
 def read_stamps(column: Any, where: str) -> tuple[Array, Array]:
-    """A column's time stamps in microseconds (int64): of UTC, and as a clock there shows them.
+    """A column's time stamps as `clock_times`. Raises BadInput as `as_stamps`."""
+    return clock_times(as_stamps(column, where))
 
-    The two differ for stamps with a time zone only. Raises BadInput, with the row (the first is 0),
-    if a value is missing or is not a time stamp.
+
+def as_stamps(column: Any, where: str) -> Any:
+    """A column's time stamps in microseconds, with the column's time zone; of texts, UTC or none.
+
+    Raises BadInput, with the row (the first is 0), if a value is missing or is not a time stamp.
     """
-    import numpy as np
     import pyarrow as pa
     from pyarrow import compute
 
@@ -75,13 +79,23 @@ def read_stamps(column: Any, where: str) -> tuple[Array, Array]:
             f"{where}: {column.null_count} of {len(column)} time stamps are missing, "
             f"the first in row {row}; allowed: none"
         )
-    zone = getattr(column.type, "tz", None)
     try:
-        column = column.cast(pa.timestamp("us", zone))
+        return column.cast(pa.timestamp("us", getattr(column.type, "tz", None)))
     except pa.ArrowInvalid:
         raise BadInput(f"{where} is finer than microseconds, or too far away in time") from None
-    local = compute.local_timestamp(column) if zone is not None else column
-    utc, shown = (np.from_dlpack(one.cast(pa.int64()).combine_chunks()) for one in (column, local))
+
+
+def clock_times(stamps: Any) -> tuple[Array, Array]:
+    """Arrow time stamps in microseconds (int64): of UTC, and as a clock there shows them.
+
+    The two differ for stamps with a time zone only.
+    """
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import compute
+
+    local = compute.local_timestamp(stamps) if stamps.type.tz is not None else stamps
+    utc, shown = (np.from_dlpack(one.cast(pa.int64()).combine_chunks()) for one in (stamps, local))
     return utc, shown
 
 
@@ -142,6 +156,32 @@ def step_of(utc: Array, shown: Array, codes: Array, where: str) -> TimeStep:
         f"{where}: most time stamps are {usual} apart, but {shown_stamp(shown[odd])} is followed "
         f"by {shown_stamp(shown[odd + 1])}; allowed: equal steps within each series"
     )
+
+
+def next_stamps(utc: Array, shown: Array, step: TimeStep, zone: str | None, count: int) -> Any:
+    """The `count` time stamps after those of one series, which rise, as Arrow time stamps.
+
+    Steps of months keep the day of the month, or its end if all stamps are at one.
+    """
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import compute
+
+    numbers = np.arange(1, count + 1)
+    if not step.months:
+        return to_arrow(utc[-1] + step.microseconds * numbers).cast(pa.timestamp("us", zone))
+    stamps, day = shown.view("datetime64[us]"), np.timedelta64(1, "D")
+    months = stamps.astype("datetime64[M]")
+    after = months[-1] + step.months * numbers
+    if (stamps - months == stamps[0] - months[0]).all():
+        times = after.astype("datetime64[us]") + (stamps[-1] - months[-1])
+    else:
+        of_day = stamps[-1] - stamps[-1].astype("datetime64[D]")
+        times = (after + 1).astype("datetime64[us]") - day + of_day
+    found = to_arrow(times.view(np.int64)).cast(pa.timestamp("us"))
+    if zone is None:
+        return found
+    return compute.assume_timezone(found, zone, ambiguous="earliest", nonexistent="latest")
 
 
 def shown_stamp(microseconds: int) -> str:

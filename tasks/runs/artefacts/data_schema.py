@@ -24,6 +24,14 @@ class Column(Value):
     )
 
 
+class TimeStamps(Value):
+    """The time stamps of series. Their step is one of microseconds or of calendar months."""
+
+    zone: str | None = None
+    step_us: int = 0
+    step_months: int = 0
+
+
 class DataSchema(Value):
     """The data as a model sees it. Shapes are of one sample, without the batch dimension."""
 
@@ -54,6 +62,7 @@ class DataSchema(Value):
     columns: list[Column] = Field(
         default_factory=list, description="the columns of the inputs, in their order"
     )
+    stamps: TimeStamps | None = Field(default=None, description="of time series")
 
 
 class Vocabulary(Artefact):
