@@ -90,21 +90,21 @@ def advise(
     given: Collection[str],
     source: DataSpec,
     data: Dataset,
+    offered: Sequence[Proposal],
     pool: Pool,
     structures: Mapping[str, Structure],
     settings: Settings,
     calibrations: Sequence[Calibration] = (),
 ) -> Advice:
-    """The offers for a job's data, ranked.
+    """What `offers` found for a job's data, ranked.
 
     `given`: the fields of the job that the user set. `source`: the data on this machine.
     `structures`: those of the offers, by name.
 
-    Raises BadInput as `offers`, Infeasible with the least deadline if no candidate keeps the job's
+    Raises Infeasible with the least deadline if no candidate keeps the job's
     limits.
     """
     schema = data.schema
-    offered = offers(job, data, pool)
     costs = costs_of(offered, structures, job, given, pool, settings, calibrations)
     if all(one.plan is None for one in costs.values()):
         raise _nothing_fits(job, list(costs.values()))

@@ -77,8 +77,9 @@ def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] 
     require_possible(job, pool)
     source = localized(job.data, settings)
     with prepared_if_used(source, settings.home, job.train.seed) as data:
-        structures = traced(offers(job, data, pool), job, given, settings)
-        return advise(job, given, source, data, pool, structures, settings, calibrations)
+        offered = offers(job, data, pool)
+        structures = traced(offered, job, given, settings)
+        return advise(job, given, source, data, offered, pool, structures, settings, calibrations)
 
 
 @contextlib.contextmanager

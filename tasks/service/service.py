@@ -57,6 +57,8 @@ class ServiceLimits:
     trace_memory_bytes: int = 8 * 2**30
     """of address space, of which torch alone maps several GiB"""
     compute_memory_bytes: int = 4 * 2**30
+    compute_file_bytes: int = 4 * 2**30
+    """of a file of fetched or prepared data"""
     cache_bytes: int = 64 * 2**20
 
 
@@ -82,7 +84,11 @@ class Service:
         )
         self.compute = AsyncSandbox(
             "trainwright.tasks.service.compute.answers:answer",
-            SandboxLimits(capacity.timeout_s, capacity.compute_memory_bytes),
+            SandboxLimits(
+                capacity.timeout_s,
+                capacity.compute_memory_bytes,
+                disk_bytes=capacity.compute_file_bytes,
+            ),
             confined=False,
             warm_up={"call": "warm_up"},
             environment=_compute_environment(settings),

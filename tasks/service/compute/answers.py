@@ -5,9 +5,10 @@ They are arithmetic on the client's values: impossible numbers are the client's 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.predict.calibration import Calibration, parse
@@ -109,45 +110,50 @@ def _offers(request: dict[str, Any]) -> list[dict[str, Any]]:
     """The models that a job's data can have, each with the request for its structure."""
     from trainwright.tasks.recommend.recommender import offers
 
-    job, pool, data = _job_with_data(request)
-    spec = batch_spec(data.schema).model_dump(mode="json")
     found = []
-    for one in offers(job, data, pool):
-        train, model = with_recipe(job, one.recipe, request["given"]).train, one.model()
-        files = {name: content.decode() for name, content in model.files.items()}
-        traced = {
-            "model": {"source": model.entry, "files": files},
-            "optimizer": train.optimizer.model_dump(mode="json"),
-            "precision": train.precision,
-            "label_smoothing": train.label_smoothing,
-            "spec": spec,
-        }
-        found.append({"name": one.name, "request": traced})
+    with _job_with_data(request) as (job, pool, data):
+        spec = batch_spec(data.schema).model_dump(mode="json")
+        for one in offers(job, data, pool):
+            train, model = with_recipe(job, one.recipe, request["given"]).train, one.model()
+            files = {name: content.decode() for name, content in model.files.items()}
+            traced = {
+                "model": {"source": model.entry, "files": files},
+                "optimizer": train.optimizer.model_dump(mode="json"),
+                "precision": train.precision,
+                "label_smoothing": train.label_smoothing,
+                "spec": spec,
+            }
+            found.append({"name": one.name, "request": traced})
     return found
 
 
 def _recommend(request: dict[str, Any]) -> dict[str, Any]:
-    from trainwright.tasks.recommend.recommender import advise
+    from trainwright.tasks.recommend.recommender import advise, offers
 
-    job, pool, data = _job_with_data(request)
     structures = {
         name: Structure.model_validate(one) for name, one in request["structures"].items()
     }
     calibrations = [_calibration(one) for one in request["calibrations"]]
     settings = Settings.from_environment()
-    return advise(
-        job, request["given"], job.data, data, pool, structures, settings, calibrations
-    ).document(job.name)
+    with _job_with_data(request) as (job, pool, data):
+        offered = offers(job, data, pool)
+        return advise(
+            job, request["given"], job.data, data, offered, pool, structures, settings, calibrations
+        ).document(job.name)
 
 
-def _job_with_data(request: dict[str, Any]) -> tuple[Job, Pool, Dataset]:
-    from trainwright.tasks.data import dataset
+@contextlib.contextmanager
+def _job_with_data(request: dict[str, Any]) -> Iterator[tuple[Job, Pool, Dataset]]:
+    """The job, with data on this machine, which does not stay prepared if the job is refused."""
+    from trainwright.tasks.data.prepared import prepared_if_used
     from trainwright.tasks.data.sources import localized
 
+    settings = Settings.from_environment()
     job = Job.model_validate(request["job"])
     pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
-    local = job.model_copy(update={"data": localized(job.data, Settings.from_environment())})
-    return local, pool, dataset.load(local.data, local.train.seed)
+    local = job.model_copy(update={"data": localized(job.data, settings)})
+    with prepared_if_used(local.data, settings.home, local.train.seed) as data:
+        yield local, pool, data
 
 
 def _schema(request: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,12 @@ from small_jobs import table_job, write_table
 
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, Infeasible
+from trainwright.tasks.recommend.candidate_costs import traced
+from trainwright.tasks.recommend.recommender import advise, offers
 from trainwright.tasks.recommend.source_code import is_as_generated
 from trainwright.tasks.recommend.step import candidate_jobs, completed, recommend
 from trainwright.tasks.spec.job import load_job
+from trainwright.tasks.spec.pool import load_pool
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +123,15 @@ def test_a_refusal_leaves_data_that_was_prepared_before(tmp_path: Path) -> None:
     with pytest.raises(BadInput):
         recommend(job, doors.settings())
     assert prepared_folders() == before != []
+
+
+def test_the_offers_that_are_passed_are_ranked_and_no_others(tmp_path: Path) -> None:
+    job, settings = table_job(tmp_path), doors.settings()
+    data, pool = prepared(job.data, settings.home), load_pool(job.pool)
+    two = [one for one in offers(job, data, pool) if one.size == "small"][:2]
+    structures = traced(two, job, [], settings)
+    found = advise(job, [], job.data, data, two, pool, structures, settings).recommendation
+    assert {one.name for one in found.candidates} == {one.name for one in two}
 
 
 def test_no_more_candidates_are_listed_than_asked_for_and_a_batch_fits_few_rows(

@@ -59,6 +59,26 @@ def test_the_answer_is_that_of_the_command_line(
     assert found == same
 
 
+def test_data_is_prepared_once_and_that_of_a_refused_job_not_at_all(
+    address: str, folder: Path
+) -> None:
+    def prepared() -> dict[str, int]:
+        made = (folder / "home" / "prepared").glob("*/targets.npy")
+        return {one.parent.name: one.stat().st_mtime_ns for one in made}
+
+    with client(address) as run:
+        first = run.post("/recommendations", json=asked(folder, recommend={"top": 1}))
+        assert first.status_code == 200, first.text
+        made = prepared()
+        again = run.post("/recommendations", json=asked(folder, recommend={"top": 2}))
+        assert again.status_code == 200, again.text
+        few = write_table(folder / "few.csv", rows=8)
+        refused = run.post("/recommendations", json=asked(folder, data={"uri": str(few)}))
+    assert refused.status_code == 422
+    assert len(made) == 1
+    assert prepared() == made
+
+
 def test_a_reader_and_a_probe_are_refused_and_an_impossible_deadline_is_an_answer(
     address: str, folder: Path
 ) -> None:
