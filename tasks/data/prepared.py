@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Stored = Array | RowFile | Kept
 
-_FORMAT = 3
+_FORMAT = 4
 """Counts changes of the arrays that `stored_rows` makes of a content."""
 _KEPT_DAYS = 30
 _MAPPED_BYTES = 64 * 2**20

@@ -17,9 +17,10 @@ import json
 import math
 import os
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,7 @@ SMALL_PIXELS = 64 * 64
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What Pillow may read: for some other formats it starts programs, such as Ghostscript for EPS."""
 
+_ORIENTATION = 0x0112
 _GREY = ("1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N")
 _TOGETHER = 8
 _MOST_THREADS = 16
@@ -214,7 +216,10 @@ def common_shape(source: ImageSource, size: tuple[int, int] | None = None) -> Im
 
     def header(row: int) -> tuple[int, int, int]:
         with _opened(source.content(row), source.name(row)) as image:
-            return (1 if image.mode in _GREY else 3), image.height, image.width
+            height, width = image.height, image.width
+            if _lies(image):
+                height, width = width, height
+            return (1 if image.mode in _GREY else 3), height, width
 
     with _executor() as threads:
         found = np.array(list(threads.map(header, range(len(source)))), dtype=np.int64)
@@ -236,7 +241,9 @@ def decoded(source: Path | io.BytesIO, name: str, shape: ImageShape | None = Non
 
     with _opened(source, name) as image:
         if shape is not None:  # a JPEG of at least twice the size is decoded at a fraction of it
-            image.draft(None, (shape.width, shape.height))
+            sides = (shape.width, shape.height)
+            image.draft(None, (sides[1], sides[0]) if _lies(image) else sides)
+        image = _upright(image)
         if image.mode.startswith("I"):  # 16 bits a pixel
             picture = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
         else:
@@ -248,6 +255,41 @@ def decoded(source: Path | io.BytesIO, name: str, shape: ImageShape | None = Non
                 picture = picture.resize(size, Image.Resampling.BILINEAR)
         pixels = np.asarray(picture)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _orientation(image: Image) -> int:
+    """How a camera says that a picture is to be turned (EXIF), 1 to 8; 1: as it is.
+
+    Pillow itself turns what is not listed. EXIF data that can't be read does not count.
+    """
+    early = image.format == "PNG" and "exif" in image.info  # after the pixels, it is not looked for
+    if not early and image.format not in ("JPEG", "MPO", "WEBP"):
+        return 1
+    with suppress(SyntaxError, ValueError, OSError, LookupError, struct.error):
+        return int(image.getexif().get(_ORIENTATION, 1))
+    return 1
+
+
+def _lies(image: Image) -> bool:
+    """Whether height and width change places when the picture is turned."""
+    return 5 <= _orientation(image) <= 8
+
+
+def _upright(image: Image) -> Image:
+    """The picture, turned as its orientation says."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    turn = turns.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
 
 
 @contextmanager

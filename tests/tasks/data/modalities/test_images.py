@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from trainwright.tasks.data.modalities.images import (
     ImageFiles,
@@ -156,3 +156,29 @@ def test_a_damaged_pack_is_not_mapped(tmp_path: Path) -> None:
         file.write(b"more")
     with pytest.raises(ValueError, match="damaged"):
         PackedImages(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["png", "jpg", "webp", "tiff"])
+def test_a_picture_is_turned_as_its_camera_says(
+    tmp_path: Path, kind: str, orientation: int
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture(40, 60).save(path, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+    with Image.open(path) as image:
+        turned = ImageOps.exif_transpose(image)
+        assert turned is not None
+        shape = ImageShape(3, turned.height, turned.width)
+        expected = np.asarray(turned.convert("RGB")).transpose(2, 0, 1)
+    assert shape_of(tmp_path, [path.name]) == shape
+    assert np.array_equal(decoded(path, path.name), expected)
+    assert np.array_equal(decoded(path, path.name, shape), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_damaged_exif_data_turns_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture(40, 60).save(path, exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff")
+    assert decoded(path, "a.jpg").shape == (3, 40, 60)
