@@ -109,8 +109,9 @@ class DataSpec(Document):
     reference: str | None = Field(
         default=None,
         min_length=1,
-        description="a run whose data is the reference for drift, as JOB/ID or URI; default: the "
-        "job's promoted run, else its last successful one",
+        description="a run whose data is the reference for drift, as JOB/ID or URI, or an inferred "
+        "suite with the profile of its data, as JOB/VERSION or URI; default: the job's promoted "
+        "run, else its last successful one",
     )
 
     @field_validator("stratify", mode="before")

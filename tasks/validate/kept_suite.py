@@ -60,7 +60,7 @@ def kept_suite(root: ObjectStore, job: Job) -> KeptSuite | None:
     except (ValueError, RecursionError, BadInput) as error:
         why = str(error) if isinstance(error, BadInput) else f"{root.uri}/{key}: not JSON"
         raise CorruptArtefact(f"{why}; delete it, and the next run infers it again") from None
-    inferred = _find(root, job, suite_version(expectations))
+    inferred = suite_of_version(root, job.name, suite_version(expectations))
     return inferred or KeptSuite(expectations=expectations)
 
 
@@ -83,12 +83,13 @@ def keep_suite(root: ObjectStore, job: Job, run: str, validation: Validation) ->
         profile=validation.profile,
     )
     version = suite_version(validation.suite)
-    root.create(_version_key(job, version), kept.model_dump_json(indent=1).encode())
+    root.create(version_key(job.name, version), kept.model_dump_json(indent=1).encode())
     root.create(_key(job), json.dumps(validation.suite, indent=1).encode())
 
 
-def _find(root: ObjectStore, job: Job, version: str) -> KeptSuite | None:
-    key = _version_key(job, version)
+def suite_of_version(root: ObjectStore, job: str, version: str) -> KeptSuite | None:
+    """A version of a job's inferred suites; None if there is none. Raises CorruptArtefact."""
+    key = version_key(job, version)
     try:
         return KeptSuite.model_validate_json(root.get(key))
     except FileNotFoundError:
@@ -106,5 +107,6 @@ def _key(job: Job) -> str:
     return f"suites/{job.name}.json"
 
 
-def _version_key(job: Job, version: str) -> str:
-    return f"suites/{job.name}/{version}.json"
+def version_key(job: str, version: str) -> str:
+    """The key of a version in the store; `job` is a job's name."""
+    return f"suites/{job}/{version}.json"

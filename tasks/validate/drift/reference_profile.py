@@ -1,8 +1,9 @@
-"""The run whose data is the reference for drift, and the comparison with it."""
+"""The run or suite whose data is the reference for drift, and the comparison with it."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 
 from trainwright.tasks import progress
@@ -16,16 +17,23 @@ from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import Job, Promotion
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.validate.drift.compare_profiles import compare, drift_line
+from trainwright.tasks.validate.kept_suite import suite_of_version, version_key
 
 _MOST_RUNS = 20
 """How many of a job's newest runs are searched; those of earlier versions have no profile."""
 
+_SUITE = re.compile(
+    r"(?:(?P<store>.+://.+)/suites/)?(?P<job>[a-z0-9-]{1,63})/(?P<version>[0-9a-f]{64})(?:\.json)?"
+)
+"""A suite: JOB/VERSION, or the URI of its file."""
+
 
 @dataclass(frozen=True)
 class ReferenceProfile:
-    """The profile of an earlier run's data."""
+    """The profile of data that was checked earlier."""
 
-    run: str
+    uri: str
+    """of the run, or of the suite that was inferred from the data"""
     profile: DataProfile
 
 
@@ -54,15 +62,17 @@ def find_reference(job: Job, store_uri: str, settings: Settings) -> ReferencePro
 
 
 def named_reference(data: DataSpec, store_uri: str, settings: Settings) -> ReferenceProfile:
-    """The run that data.reference names. Raises BadInput."""
+    """The run or suite that data.reference names. Raises BadInput, CorruptArtefact."""
     given = str(data.reference)
+    if (suite := _SUITE.fullmatch(given)) is not None:
+        return _of_suite(suite["store"] or store_uri, suite["job"], suite["version"], settings)
     uri = given if "://" in given else f"{open_store(store_uri, settings).uri}/runs/{given}"
     try:
         run = Run(uri, settings)
     except BadInput:
         raise BadInput(
             f"data.reference: got {given[:80]!r}; allowed: JOB/ID as `trainwright runs` lists "
-            "them, or a run's URI"
+            "them, a run's URI, or a suite as JOB/VERSION"
         ) from None
     found = _reference(run)
     if found is None:
@@ -71,6 +81,19 @@ def named_reference(data: DataSpec, store_uri: str, settings: Settings) -> Refer
             "version or a later one"
         )
     return found
+
+
+def _of_suite(store_uri: str, job: str, version: str, settings: Settings) -> ReferenceProfile:
+    root = open_store(store_uri, settings)
+    uri = f"{root.uri}/{version_key(job, version)}"
+    suite = suite_of_version(root, job, version)
+    if suite is None or suite.profile is None:
+        why = "there is no such suite" if suite is None else "it has no profile"
+        raise BadInput(
+            f"data.reference: got {uri}; {why}; allowed: a suite that a run inferred, as its "
+            "validation.json names it (suite_version)"
+        )
+    return ReferenceProfile(uri, suite.profile)
 
 
 def _reference(run: Run) -> ReferenceProfile | None:
@@ -93,11 +116,11 @@ def with_drift(
         return validation.model_copy(update={"drift": Drift(reference=None)})
     columns = compare(validation.profile, reference.profile)
     rejected = data.drift == "fail" and any(column.drifted for column in columns)
-    drift = Drift(reference=reference.run, rejected=rejected, columns=columns)
+    drift = Drift(reference=reference.uri, rejected=rejected, columns=columns)
     for column in drift.drifted:
         progress.emit(
             "notice",
-            message=f"drift: {drift_line(column)} (reference {reference.run})",
+            message=f"drift: {drift_line(column)} (reference {reference.uri})",
             column=column.column,
             statistic=column.statistic,
             value=column.value,

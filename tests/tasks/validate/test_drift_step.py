@@ -105,6 +105,16 @@ def test_a_second_run_with_shifted_data_warns_fails_or_ignores_it(
     assert drift is not None
     assert (drift.reference, drift.drifted) == (warned.uri, [])
 
+    version = f"x/{found.suite_version}"
+    uri = f"{store}/suites/{version}.json"
+    for name in (version, uri):  # the profile of the first run's data
+        drift = validated_run(tmp_path, reference=name).read(Validation).drift
+        assert drift is not None
+        assert drift.reference == uri
+        assert [column.column for column in drift.drifted] == ["a"]
+    with pytest.raises(BadInput, match="there is no such suite; allowed: a suite that a run"):
+        validated_run(tmp_path, reference=f"x/{'0' * 64}")
+
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"name": "x", "data": {"uri": "data.csv"}}))
     shown = run("validate", str(job))
