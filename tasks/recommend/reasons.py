@@ -134,8 +134,10 @@ def against_trees(
     """How the first candidate compares with the boosted trees. `known`: predicted or probed."""
     metric = metric_of(task) or "loss"
     reached = 1 - trees.metric if metric == "accuracy" else trees.metric
+    part = trees.train_rows is not None and trees.train_rows > trees.rows
+    trained = f"{trees.rows:,}{f' of {trees.train_rows:,}' if part else ''} training rows"
     said = (
-        f"boosted trees ({trees.library}, {trees.rows:,} rows, {seconds(trees.duration_s)}): "
+        f"boosted trees ({trees.library}, {trained}, {seconds(trees.duration_s)}): "
         f"{shown_metric(metric, reached)}"
     )
     if error is None:

@@ -48,6 +48,9 @@ class BoostedTrees(Value):
     library: str = Field(description="LightGBM, or scikit-learn if that is not installed")
     metric: float = Field(description="on validation rows")
     rows: int = Field(description="training rows of the sample")
+    train_rows: int | None = Field(
+        default=None, description="all training rows; None: of an earlier release"
+    )
     duration_s: float
 
 

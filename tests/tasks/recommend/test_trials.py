@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from small_jobs import table_job, write_table
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.recommend.proposals import proposals
+from trainwright.tasks.recommend.reasons import against_trees
 from trainwright.tasks.recommend.trials import probe
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
 from trainwright.tasks.recommend.trials.probe import MOST, budget_s, halved, trial
 from trainwright.tasks.recommend.trials.trial import Trial
+from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.recipe import with_recipe
@@ -122,6 +125,36 @@ def test_boosted_trees_learn_what_a_line_cannot(tmp_path: Path) -> None:
     assert found is not None
     assert found.metric > 0.9
     assert found.rows == 720
+
+
+@pytest.mark.parametrize("lightgbm", [True, False])
+def test_boosted_trees_stop_early_and_keep_rare_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lightgbm: bool
+) -> None:
+    if not lightgbm:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    draw = np.random.default_rng(0)
+    x = draw.uniform(-1, 1, 2_000)
+    labels = np.where(x + draw.normal(size=2_000) > 0, "yes", "no").astype(object)
+    labels[:12] = [f"rare {n // 2}" for n in range(12)]
+    path = tmp_path / "t.csv"
+    path.write_text("x,label\n" + "".join(f"{a:.4f},{b}\n" for a, b in zip(x, labels, strict=True)))
+    found = boosted_trees(dataset.load(DataSpec(uri=str(path))))
+    assert found is not None
+    assert found.library == ("LightGBM" if lightgbm else "scikit-learn")
+    assert found.metric > 0.65  # of noise that 1,000 rounds without an end would learn by heart
+    assert (found.rows, found.train_rows) == (1_600, 1_600)
+
+
+def test_the_comparison_with_boosted_trees_says_their_rows() -> None:
+    trees = BoostedTrees(
+        library="LightGBM", metric=0.9, rows=20_000, duration_s=3.0, train_rows=50_000
+    )
+    said = against_trees("tabular-classification", "linear-small", 0.2, trees, "predicted")
+    assert said.startswith("boosted trees (LightGBM, 20,000 of 50,000 training rows, 3.0 s): ")
+    assert "the boosted trees win by 10.0 points" in said
+    whole = trees.model_copy(update={"rows": 50_000})
+    assert "50,000 training rows" in against_trees("tabular-classification", "l", 0.2, whole, "p")
 
 
 def test_boosted_trees_take_texts_gaps_and_numbers_as_targets(tmp_path: Path) -> None:
