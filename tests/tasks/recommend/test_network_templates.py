@@ -23,7 +23,7 @@ from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import MOST_LINES, Header, write_source
 from trainwright.tasks.recommend.templates import templates
-from trainwright.tasks.recommend.templates.template import ModelConfig, Template
+from trainwright.tasks.recommend.templates.template import Template
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.job import Job
 
@@ -71,17 +71,10 @@ image_models = _of("image-classification")
 series = pytest.mark.parametrize("rows", SERIES, ids=str)
 
 
-def _configs(template: Template) -> dict[str, ModelConfig]:
-    sizes = dict(template.sizes)
-    if "quantiles" in sizes["medium"]:
-        sizes["quantiles"] = {**sizes["medium"], "quantiles": True}
-    return sizes
-
-
 def _generated(
     template: Template, data: DataSchema, folder: Path, size: str = "small"
 ) -> ModelDefinition:
-    text = template.source(data, _configs(template)[size], HEADER)
+    text = template.source(data, template.sizes[size], HEADER)
     return source.load(folder, write_source(folder, text).name)
 
 
@@ -128,7 +121,7 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
     for template in TEMPLATES:
         task = template.tasks[0]
         for number, data in enumerate([*PLAIN[task], HOSTILES[task], OF_LONG_NAMES[task]]):
-            for size, config in _configs(template).items():
+            for size, config in template.sizes.items():
                 text = template.source(data, config, HEADER)
                 assert text == template.source(data, config, HEADER)
                 assert text.count("\n") <= MOST_LINES, (template.name, number, size)
@@ -136,7 +129,6 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
                 (tmp_path / name).write_text(text)
     config_file = ["--no-cache", "--config", str(ROOT / "pyproject.toml")]
     checked = [one.name for one in tmp_path.glob("*.py") if "_medium" in one.name]
-    checked += [one.name for one in tmp_path.glob("*_0_quantiles.py")]
     for command in (
         ["ruff", "check", *config_file, "--ignore", "TID253", str(tmp_path)],
         ["ruff", "check", "--no-cache", "--isolated", str(tmp_path)],
@@ -152,7 +144,7 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
 @every
 def test_a_source_runs_alone(tmp_path: Path, template: Template) -> None:
     path = tmp_path / "model.py"
-    config = list(_configs(template).values())[-1]
+    config = list(template.sizes.values())[-1]
     path.write_text(template.source(HOSTILES[template.tasks[0]], config, HEADER))
     done = subprocess.run(
         [sys.executable, "-I", str(path)], capture_output=True, text=True, cwd=tmp_path
@@ -304,12 +296,11 @@ def test_raw_images_get_the_size_that_training_images_get(
 
 @forecasters
 @series
-@pytest.mark.parametrize("size", ["small", "quantiles"])
 def test_forecasts_from_raw_rows_are_those_from_arrays(
-    tmp_path: Path, template: Template, rows: Series, size: str
+    tmp_path: Path, template: Template, rows: Series
 ) -> None:
     data = rows.schema()
-    made = _generated(template, data, tmp_path, size)
+    made = _generated(template, data, tmp_path)
     model = _adapted(made, data).eval()
     table = rows.table(HISTORY + 3)
     with torch.no_grad():
@@ -318,10 +309,6 @@ def test_forecasts_from_raw_rows_are_those_from_arrays(
     found = _predict(made, model, table)
     assert found.get("shop") == (NAMES if rows.named else None)
     assert torch.tensor(found["prediction"]).shape == outputs.shape
-    if size == "small":
-        assert torch.allclose(torch.tensor(found["prediction"]), outputs, rtol=1e-4)
-        return
-    every = every.sort(2).values
     for place, name in enumerate(("low", "prediction", "high")):
         assert torch.allclose(torch.tensor(found[name]), every[..., place], rtol=1e-4)
     assert model.train()(rows.window(table)).shape == (*outputs.shape, 3)

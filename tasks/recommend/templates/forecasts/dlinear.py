@@ -11,8 +11,8 @@ _NETWORK = ForecastNetwork(
     arguments=", average: int",
     layers="""
         self.average = min(average, (HISTORY - 1) // 2 * 2 + 1)
-        self.trend = nn.Linear(HISTORY, HORIZON * len(QUANTILES))
-        self.rest = nn.Linear(HISTORY, HORIZON * len(QUANTILES))
+        self.trend = nn.Linear(HISTORY, HORIZON)
+        self.rest = nn.Linear(HISTORY, HORIZON)
 """,
     methods='''
     def forecast(self, history: Tensor) -> Tensor:
@@ -21,14 +21,14 @@ _NETWORK = ForecastNetwork(
         padded = functional.pad(history.unsqueeze(1), (side, side), mode="replicate")
         trend = functional.avg_pool1d(padded, self.average, 1).squeeze(1)
         found: Tensor = self.trend(trend) + self.rest(history - trend)
-        return found.reshape(-1, HORIZON, len(QUANTILES))
+        return found
 
     def start(self, history: Tensor, targets: Tensor) -> None:
         """Both maps start as one, by ridge regression."""
         gram = history.T @ history + len(history) / 1000 * torch.eye(HISTORY).to(history)
         found = torch.linalg.solve(gram, history.T @ targets).T
         for part in (self.trend, self.rest):
-            part.weight.copy_(found.repeat_interleave(len(QUANTILES), 0))
+            part.weight.copy_(found)
             part.bias.zero_()
 ''',
     build='''
@@ -43,8 +43,8 @@ DLINEAR = forecast_template(
     "DLinear",
     _NETWORK,
     sizes={
-        "small": {"hidden": 16, "average": 25, "quantiles": False},
-        "medium": {"hidden": 32, "average": 25, "quantiles": False},
-        "large": {"hidden": 64, "average": 25, "quantiles": False},
+        "small": {"hidden": 16, "average": 25},
+        "medium": {"hidden": 32, "average": 25},
+        "large": {"hidden": 64, "average": 25},
     },
 )

@@ -2,7 +2,9 @@
 
 Each window's history is standardised by its own mean and deviation, which the forecast gets back
 (reversible normalisation, T. Kim et al. 2022). Effects of the calendar and of known columns are
-learnt by step; a model forecasts what is left of the history without them.
+learnt by step; a model forecasts what is left of the history without them. The forecast is
+the median; two more quantiles are learnt beside it by the pinball loss (R. Koenker and G. Bassett,
+1978), from inputs that pass no gradient on, so that they cost the median no accuracy.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _CALENDAR = 4
 """Columns of the calendar, which are the first covariates."""
-_QUANTILES = "0.1, 0.5, 0.9"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class ForecastNetwork:
     layers: str
     """statements of the model's constructor, indented by 8; arguments are those of `build`"""
     methods: str
-    """`forecast(history)`, from (rows, HISTORY) to (rows, HORIZON, quantiles), and
+    """`forecast(history)`, from (rows, HISTORY) to (rows, HORIZON), and
     `start(history, targets)`, which sets the initial state from standardised training rows"""
     build: str
     """`build_model`"""
@@ -89,10 +90,7 @@ class ForecastNetwork:
 def forecast_template(
     name: str, kind: str, network: ForecastNetwork, sizes: Mapping[str, ModelConfig]
 ) -> Template:
-    """A family of models for time series. `kind`: words for the first line of its sources.
-
-    A configuration with `quantiles` also forecasts the quantiles 0.1 and 0.9.
-    """
+    """A family of models for time series. `kind`: words for the first line of its sources."""
 
     def source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
         return _source(schema, kind, network, header, config)
@@ -112,7 +110,7 @@ def forecast_template(
 def _source(
     schema: DataSchema, kind: str, network: ForecastNetwork, header: Header, config: ModelConfig
 ) -> str:
-    values = {name: str(value) for name, value in config.items() if name != "quantiles"}
+    values = {name: str(value) for name, value in config.items()}
     windows = SeriesColumns.of(schema)
     with_series, with_known = windows.series is not None, bool(windows.known)
     names = {"TARGET": schema.target, "TIME": windows.time}
@@ -125,8 +123,6 @@ def _source(
         "history": str(windows.history),
         "horizon": str(windows.horizon),
         "columns": str(_CALENDAR + len(windows.known)),
-        "quantiles": _QUANTILES if config.get("quantiles") else "0.5,",
-        "median": "1" if config.get("quantiles") else "0",
         "embedded": " + 8" if with_series else "",
         "name": "rows[SERIES][place]" if with_series else "TARGET",
         "others": {
@@ -143,7 +139,6 @@ def _source(
     facts = {
         "series": with_series,
         "known": with_known,
-        "quantiles": bool(config.get("quantiles")),
         "json": any("json.loads" in one for one in literals),
     }
     before = f"{network.before.strip()}\n\n\n" if network.before else ""
@@ -164,7 +159,6 @@ import hashlib
 #? json
 import json
 #?
-import math
 import sys
 from datetime import datetime, timedelta
 from typing import Any
@@ -180,7 +174,6 @@ $names
 $known
 #?
 HISTORY, HORIZON, COLUMNS$codes_name = $history, $horizon, $columns$codes
-QUANTILES, MEDIAN = ($quantiles), $median
 #? series
 
 
@@ -212,46 +205,39 @@ class Model(nn.Module):
         self.hashes = nn.Buffer(torch.zeros(CODES - 1, dtype=torch.int64))
         self.series = nn.Embedding(CODES, 8)
         #?
-        self.effects = layers(COLUMNS + 16$embedded, hidden, len(QUANTILES))
+        self.effects = layers(COLUMNS + 16$embedded, hidden, 1)
 # layers
+        self.sides = layers(COLUMNS + 16$embedded, hidden, 2)
+        self.sides_by_step = nn.Parameter(torch.zeros(HORIZON, 2))
 
     def forward(self, inputs: Inputs, every: bool = False) -> Tensor:
-        #? quantiles
         """All quantiles while training or if asked for; else the medians, (rows, HORIZON)."""
-        #? !quantiles
-        """(rows, HORIZON), or with an axis of quantiles if asked for."""
-        #?
         columns, history = inputs["covariates"], inputs["history"]
-        turns = 2 * math.pi * columns[..., :4]
+        turns = 2 * torch.pi * columns[..., :4]
         parts = [((columns - self.centre) * self.scale).clamp(-5, 5), turns.sin(), turns.cos()]
         parts += [(2 * turns).sin(), (2 * turns).cos()]
         #? series
         parts.append(self.series(inputs["series"]).unsqueeze(1).expand(-1, columns.shape[1], -1))
         #?
-        effects = self.effects(torch.cat(parts, 2))
+        features = torch.cat(parts, 2)
+        effects = self.effects(features).squeeze(2)
         mean, spread = history.mean(1)[:, None], history.std(1)[:, None].maximum(self.least)
-        rest = (history - mean) / spread - effects[:, :HISTORY, MEDIAN]
-        found: Tensor = self.forecast(rest) + effects[:, HISTORY:]
-        # The gradient is that of standardised values, so that all series count alike.
+        rest = (history - mean) / spread - effects[:, :HISTORY]
+        median: Tensor = self.forecast(rest) + effects[:, HISTORY:]
+        # The other quantiles pass no gradient on to the median; all gradients are standardised.
+        sides = self.sides(features[:, HISTORY:].detach()) + self.sides_by_step
+        low, high = functional.softplus(sides).unbind(2)
+        found = torch.stack([median.detach() - low, median, median.detach() + high], 2)
         outputs = (found * spread[..., None] + mean[..., None]).detach() + (found - found.detach())
-        #? quantiles
-        return outputs if every or self.training else outputs[..., MEDIAN]
-        #? !quantiles
-        return outputs if every else outputs[..., MEDIAN]
-        #?
+        return outputs if every or self.training else outputs[..., 1]
 '''
 
 _END = r'''
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    #? quantiles
-    """Twice the mean pinball loss; of medians, that is the mean absolute error."""
-    levels = outputs.new_tensor(QUANTILES if outputs.ndim > 2 else [0.5])
+    """Twice the pinball losses of the quantiles, summed; of medians, the mean absolute error."""
+    levels = outputs.new_tensor([0.1, 0.5, 0.9] if outputs.ndim > 2 else [0.5])
     error = targets.unsqueeze(2) - outputs.reshape(*targets.shape, len(levels))
-    return 2 * torch.maximum(levels * error, (levels - 1) * error).mean()
-    #? !quantiles
-    """The mean absolute error."""
-    return (outputs - targets).abs().mean()
-    #?
+    return 2 * torch.maximum(levels * error, (levels - 1) * error).sum(2).mean()
 
 
 def example_batch(batch_size: int) -> tuple[Inputs, Tensor]:
@@ -275,11 +261,10 @@ def adapt(model: Model, inputs: Inputs, targets: Tensor, names: dict[str, list[s
     deviation, mean = torch.std_mean(inputs["covariates"], (0, 1))
     model.centre.copy_(mean)
     model.scale.copy_(torch.where(deviation > 1e-6 * mean.abs(), 1 / deviation, 0))
-    history = inputs["history"].double()
-    mean, deviation = history.mean(1, keepdim=True), history.std(1, keepdim=True)
+    deviation, mean = torch.std_mean(inputs["history"].double(), 1, keepdim=True)
     model.least.copy_((deviation.mean() / 100).clamp_min(1e-9))
     deviation = deviation.maximum(model.least)
-    model.start((history - mean) / deviation, (targets.double() - mean) / deviation)
+    model.start((inputs["history"] - mean) / deviation, (targets - mean) / deviation)
 
 
 def calendar(stamp: datetime) -> list[float]:
@@ -336,15 +321,11 @@ def predict(model: Model, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     inputs["series"] = torch.tensor([codes.get(hashed(one), 0) for one in places]).to(model.hashes)
     #?
     with torch.no_grad():
-        found = model(inputs, every=True).sort(2).values
+        found = model(inputs, every=True).permute(2, 0, 1).tolist()
     #? series
-    answer = {SERIES: list(places), "prediction": found[..., MEDIAN].tolist()}
+    return {SERIES: list(places), "low": found[0], "prediction": found[1], "high": found[2]}
     #? !series
-    answer = {"prediction": found[..., MEDIAN].tolist()}
-    #? quantiles
-    return answer | {"low": found[..., 0].tolist(), "high": found[..., -1].tolist()}
-    #? !quantiles
-    return answer
+    return {"low": found[0], "prediction": found[1], "high": found[2]}
     #?
 
 

@@ -25,24 +25,23 @@ class Block(nn.Module):
         return functional.interpolate(points, HISTORY + HORIZON, mode="linear").squeeze(1)
 ''',
     layers="""
-        self.line = nn.Linear(HISTORY, HORIZON * len(QUANTILES))
+        self.line = nn.Linear(HISTORY, HORIZON)
         self.blocks = nn.ModuleList(Block(pool, width) for pool in (8, 4, 1))
 """,
     methods='''
     def forecast(self, history: Tensor) -> Tensor:
         """N-HiTS beside a linear map: a block sees what those before it did not explain."""
-        found: Tensor = self.line(history).reshape(-1, HORIZON, len(QUANTILES))
+        found: Tensor = self.line(history)
         for block in self.blocks:
             explained = block(history)
             history = history - explained[:, :HISTORY]
-            found = found + explained[:, HISTORY:].unsqueeze(2)
+            found = found + explained[:, HISTORY:]
         return found
 
     def start(self, history: Tensor, targets: Tensor) -> None:
         """Start as the linear map, by ridge regression."""
         gram = history.T @ history + len(history) / 1000 * torch.eye(HISTORY).to(history)
-        found = torch.linalg.solve(gram, history.T @ targets).T
-        self.line.weight.copy_(found.repeat_interleave(len(QUANTILES), 0))
+        self.line.weight.copy_(torch.linalg.solve(gram, history.T @ targets).T)
         self.line.bias.zero_()
 ''',
     build='''
@@ -57,8 +56,8 @@ NHITS = forecast_template(
     "N-HiTS",
     _NETWORK,
     sizes={
-        "small": {"hidden": 16, "width": 64, "quantiles": False},
-        "medium": {"hidden": 32, "width": 128, "quantiles": False},
-        "large": {"hidden": 64, "width": 256, "quantiles": False},
+        "small": {"hidden": 16, "width": 64},
+        "medium": {"hidden": 32, "width": 128},
+        "large": {"hidden": 64, "width": 256},
     },
 )
