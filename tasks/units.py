@@ -18,6 +18,11 @@ def plain(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if decimals else text
 
 
+def counted(count: int, noun: str) -> str:
+    """1 candidate, 2 candidates."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def seconds(value: float | None) -> str:
     """0.0123 -> 12.3 ms, 75 -> 1 min 15 s."""
     if value is None:

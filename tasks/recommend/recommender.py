@@ -36,7 +36,7 @@ from trainwright.tasks.spec.eligibility import require_possible, usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.spec.recipe import with_recipe
-from trainwright.tasks.units import seconds
+from trainwright.tasks.units import counted, seconds
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def advise(
     header = Header(
         data=f"{schema.rows:,} rows, target {schema.target}, SHA-256 {schema.sha256}",
         why=why_predicted(schema, prediction),
-        command=f"trainwright recommend, for job {job.name}",
+        command=f"trainwright recommend JOB --out FOLDER, where JOB is the file of job {job.name}",
     )
     recommendation = Recommendation(
         task=schema.task,
@@ -161,7 +161,9 @@ def _probed(
     total_s = probe.budget_s(job.objective.deadline)
     errors = probe.halved(names, total_s, run) if len(names) > 1 else {}
     if not errors:
-        message = f"{seconds(total_s)} did not suffice to compare {len(names)} candidate(s)"
+        message = (
+            f"{seconds(total_s)} did not suffice to compare {counted(len(names), 'candidate')}"
+        )
         progress.emit("notice", message=f"recommend.probe: {message}")
     return errors
 

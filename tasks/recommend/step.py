@@ -17,6 +17,7 @@ from trainwright.tasks.spec.eligibility import require_possible, usable
 from trainwright.tasks.spec.job import Job, ModelSpec, load_job
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.spec.recipe import with_recipe
+from trainwright.tasks.units import counted
 
 if TYPE_CHECKING:
     from trainwright.tasks.recommend.recommender import Advice
@@ -58,7 +59,8 @@ def summary(reference: Reference) -> str:
     """One line, as in `realmlp-medium, the first of 5 candidates`."""
     if reference["chosen"] is None:
         return str(reference["reason"])
-    return f"{reference['chosen']}, the first of {reference['candidates']} candidate(s)"
+    count = reference["candidates"]
+    return f"{reference['chosen']}, the first of {counted(count, 'candidate')}"
 
 
 def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Advice:

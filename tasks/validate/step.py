@@ -95,7 +95,9 @@ def _announce(validation: Validation) -> None:
     """A notice for each warning."""
     for one in validation.warnings:
         column = f"column {one.column!r}: " if one.column is not None else ""
-        rows = f" (rows {', '.join(str(row) for row in one.rows)} …)" if one.rows else ""
+        more = " …" if one.count is None or one.count > len(one.rows) else ""
+        listed = ", ".join(map(str, one.rows)) + more
+        rows = f" (rows {listed})" if one.rows else ""
         progress.emit(
             "notice",
             message=f"{one.kind.replace('_', ' ')}: {column}{one.message}{rows}",

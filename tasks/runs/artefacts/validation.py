@@ -36,6 +36,9 @@ class DataWarning(Value):
     column: str | None = None
     message: str
     rows: list[int] = Field(default_factory=list, description="the first row numbers")
+    count: int | None = Field(
+        default=None, description="number of rows in all; None: of an earlier release"
+    )
 
 
 class Validation(Artefact):

@@ -78,8 +78,16 @@ def leakage(table: DuckDBTable, sampled: Sampled, target: str) -> list[DataWarni
         identifier = _is_identifier(column, table.kinds[name])
         if skill >= (ID_SKILL if identifier else LEAK_SKILL):
             message = _message(table, name, target, column, skill, identifier)
-            rows = [int(row) for row in sampled.rows[present][:NAMED]]
-            found.append(DataWarning(kind="leakage", column=name, message=message, rows=rows))
+            rows = [int(row) for row in sampled.rows[present]]
+            found.append(
+                DataWarning(
+                    kind="leakage",
+                    column=name,
+                    message=message,
+                    rows=rows[:NAMED],
+                    count=len(rows),
+                )
+            )
     return found
 
 

@@ -51,4 +51,4 @@ def doubtful_labels(table: DuckDBTable, sampled: Sampled, target: str) -> list[D
         f"{NEIGHBOURS} nearest neighbours, which agree: their labels may be wrong"
     )
     found = [int(row) for row in rows[doubtful][:NAMED]]
-    return [DataWarning(kind="label_noise", message=message, rows=found)]
+    return [DataWarning(kind="label_noise", message=message, rows=found, count=len(doubtful))]

@@ -75,12 +75,17 @@ def _warnings(database: DuckDBDatabase, held_out: Array, *, classes: bool) -> li
             "they make the validation metrics look too good"
         )
         rows = _rows(database, f"{across} AND hashes.held_out")
-        found.append(DataWarning(kind="duplicates", message=message, rows=rows))
+        found.append(DataWarning(kind="duplicates", message=message, rows=rows, count=count))
     ((count,),) = database.query("SELECT sum(rows) FROM repeated WHERE differ")
     if count and classes:
         message = f"{count:,} rows have the same inputs as a row of another class"
         found.append(
-            DataWarning(kind="label_noise", message=message, rows=_rows(database, "differ"))
+            DataWarning(
+                kind="label_noise",
+                message=message,
+                rows=_rows(database, "differ"),
+                count=count,
+            )
         )
     return found
 
