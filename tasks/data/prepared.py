@@ -7,8 +7,7 @@
 
 The first process that needs a content makes its folder, under a lock, in bounded memory; all
 processes of the machine read the same files. A source that has not changed (path, size, time of
-change) is not read again. A folder that nobody used for `_KEPT_DAYS` is removed when another one is
-made.
+change) is not read again. What nobody used for 30 days is removed when another folder is made.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +32,7 @@ from trainwright.tasks.data.sources import (
     files_of,
     open_source,
     readable,
+    remove_unused,
     require_free,
 )
 from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 4
 """Counts changes of the arrays that `stored_rows` makes of a content."""
-_KEPT_DAYS = 30
 _MAPPED_BYTES = 64 * 2**20
 """Larger data is not mapped but read by rows (`row_file`)."""
 _SPLIT_HERE = 1 << 20
@@ -94,11 +92,11 @@ def _prepared(spec: DataSpec, home: Path, seed: int, made: list[Path]) -> Datase
     folder = root / hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32]
     found = _opened(folder, spec, seed)
     if found is None:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f"{folder.name}.lock", wait=True):
+        with _locked(root / f"{folder.name}.lock"):
             found = _opened(folder, spec, seed)
             if found is None:  # else another process made it
-                _remove_unused(root)
+                for kept in (root, known.parent):
+                    remove_unused(kept)
                 with readable(spec):
                     _write(stored_rows(open_source(spec), sha256, spec), folder)
                 made.append(folder)  # also if the split is refused
@@ -108,6 +106,20 @@ def _prepared(spec: DataSpec, home: Path, seed: int, made: list[Path]) -> Datase
         write_named(known, sha256.encode(), "TRAINWRIGHT_HOME")
         made.append(known)
     return found
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold a lock; its folder is made. Raises BadInput if the file can't be written."""
+    with contextlib.ExitStack() as held:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(file, wait=True))
+        except OSError as error:
+            raise BadInput(
+                f"TRAINWRIGHT_HOME: {file}: can't be written ({error.strerror})"
+            ) from None
+        yield
 
 
 def _state(spec: DataSpec) -> str:
@@ -121,6 +133,7 @@ def _kept_digest(file: Path) -> str | None:
     """The content's SHA-256 that is known for a state."""
     with contextlib.suppress(OSError):
         if len(text := file.read_text()) == 64:
+            os.utime(file)
             return text
     return None
 
@@ -165,7 +178,7 @@ def _split(
 
     given = [seed, spec.validation_fraction, spec.split, spec.stratify]
     kept = folder / f"split-{hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]}"
-    with locked(folder.with_name(f"{folder.name}-{kept.name}.lock"), wait=True):
+    with _locked(folder.with_name(f"{folder.name}-{kept.name}.lock")):
         if not kept.is_dir():
             made = split_of(arrays, schema, spec, seed)
             part = kept.with_name(f"{kept.name}.part")
@@ -251,10 +264,3 @@ def _files(names: Iterable[str]) -> dict[str, str]:
     inputs = [name for name in names if name not in (TARGETS, KEYS)]
     files = {name: f"inputs-{number}.npy" for number, name in enumerate(inputs)}
     return {**files, **{name: f"{name[1:]}.npy" for name in names if name in (TARGETS, KEYS)}}
-
-
-def _remove_unused(root: Path) -> None:
-    oldest = time.time() - _KEPT_DAYS * 86_400
-    for folder in root.iterdir():
-        if len(folder.name) == 32 and folder.stat().st_mtime < oldest:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -29,13 +31,15 @@ from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import checked_key
 
 BUILTIN = ("digits",)
+_KEPT_DAYS = 30
 SUFFIXES = (".parquet", ".csv", ".npz", ".npy")
 
 
 def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     """The spec with a local path (or a built-in name) as its URI; fetches data from S3.
 
-    Each version of an object is fetched once, into the folder `data` under TRAINWRIGHT_HOME.
+    Each version of an object is fetched once, into the folder `data` under TRAINWRIGHT_HOME, from
+    which it is removed if nobody uses it for `_KEPT_DAYS`.
     Raises BadInput if there is no data, ServiceUnreachable if the server does not answer.
     """
     uri = spec.uri
@@ -106,6 +110,7 @@ def _fetched(uri: str, settings: Settings, field: str) -> Path:
     folder = cache / version.hexdigest()[:32]
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
+        remove_unused(cache)
         with tempfile.TemporaryDirectory(prefix=".part-", dir=cache) as part:
             whole = Path(part) / "whole"
             done, total = 0, sum(item.size for item in found.values())
@@ -120,7 +125,24 @@ def _fetched(uri: str, settings: Settings, field: str) -> Path:
             except OSError:
                 if not folder.is_dir():  # else another process fetched the same content first
                     raise
+    os.utime(folder)
     return folder / name
+
+
+def remove_unused(cache: Path) -> None:
+    """Remove files and folders that nobody used for `_KEPT_DAYS`; they have names of 32 characters.
+
+    Using one sets its time of change.
+    """
+    oldest = time.time() - _KEPT_DAYS * 86_400
+    for one in cache.iterdir() if cache.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # another process removed it first
+            if len(one.name) != 32 or one.stat().st_mtime >= oldest:
+                continue
+            if one.is_dir():
+                shutil.rmtree(one, ignore_errors=True)
+            else:
+                one.unlink()
 
 
 def require_free(folder: Path, size: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from trainwright.tasks.data import dataset
 from trainwright.tasks.data.prepared import prepared
+from trainwright.tasks.data.sources import remove_unused
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.data_spec import DataSpec
 
@@ -142,7 +143,46 @@ def test_data_that_nobody_used_for_long_is_removed(table: DataSpec, tmp_path: Pa
     home = tmp_path / "home"
     prepared(table, home)
     [old] = folders(home)
-    os.utime(old, (time.time() - 31 * 86_400,) * 2)
+    [digest] = (home / "prepared" / "digests").iterdir()
+    for one in (old, digest):
+        os.utime(one, (time.time() - 31 * 86_400,) * 2)
     prepared(DataSpec(uri="builtin:digits"), home)
     [left] = folders(home)
     assert left != old
+    assert not digest.exists()
+
+
+def test_what_is_used_stays(table: DataSpec, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    prepared(table, home)
+    used = [*folders(home), *(home / "prepared" / "digests").iterdir()]
+    for one in used:
+        os.utime(one, (time.time() - 31 * 86_400,) * 2)
+    prepared(table, home)
+    prepared(DataSpec(uri="builtin:digits"), home)
+    assert all(one.exists() for one in used)
+
+
+def test_removing_what_is_unused_may_meet_another_process_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_ago = (time.time() - 31 * 86_400,) * 2
+    for name in "abc":
+        (tmp_path / (name * 32)).mkdir()
+        (tmp_path / (name * 32) / "file").touch()
+        os.utime(tmp_path / (name * 32), long_ago)
+    listed = list(tmp_path.iterdir())
+    shutil.rmtree(listed[0])
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))  # it was there a moment ago
+    remove_unused(tmp_path)
+    assert not any(one.exists() for one in listed)
+
+
+def test_a_home_in_which_nothing_can_be_written_is_one_line(
+    table: DataSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "home").touch()
+    with pytest.raises(
+        BadInput, match=r"^TRAINWRIGHT_HOME: .*: can't be written \(Not a directory"
+    ):
+        prepared(table, tmp_path / "home")
