@@ -92,7 +92,8 @@ class DataSpec(Document):
     augment: Literal["auto", "none", "flip", "crop", "flip-crop"] = Field(
         default="auto",
         description="random changes of training images: flip mirrors them left to right, crop "
-        "shifts them by up to an eighth; auto: none",
+        "shifts them by up to an eighth; auto: none, because the data does not tell whether a "
+        "changed image is of the same class",
     )
     reader: Literal["trainwright", "model"] = Field(
         default="trainwright",

@@ -83,11 +83,19 @@ def drift_section(drift: Drift | None) -> str:
         f"<h2>Drift</h2><p>Columns that drifted from {where}. "
         "Blue: this data; grey: the reference.</p>"
     ]
-    for place, column in enumerate(drift.drifted):
-        known = column.histogram if place < _MOST_PICTURES else None
-        drawn = picture(known) if known is not None else ""
-        parts.append(f"<p>{escape(drift_line(column))}</p>{drawn}")
+    parts += [f"<p>{escape(line)}</p>{drawn}" for line, drawn in drifted_columns(drift)]
     return "".join(parts)
+
+
+def drifted_columns(drift: Drift) -> list[tuple[str, str]]:
+    """Each drifted column in words, with a picture as SVG; empty if it has none."""
+    return [
+        (
+            drift_line(column),
+            picture(column.histogram) if column.histogram and place < _MOST_PICTURES else "",
+        )
+        for place, column in enumerate(drift.drifted)
+    ]
 
 
 def warning_section(warnings: list[DataWarning]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.analyze.history import predicted_and_measured
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
@@ -26,12 +27,17 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.summary import summary
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
+from trainwright.tasks.validate.rejection_page import drifted_columns
 
 
 class NotFound(BadInput):
     """Nothing exists at this address."""
 
     kind = "not_found"
+
+
+_AS_IMAGE = 'xmlns="http://www.w3.org/2000/svg"'
+"""What SVG needs as an image of its own."""
 
 
 class Records:
@@ -128,6 +134,7 @@ class Records:
             "data": validation.data.model_dump(mode="json")
             if validation and validation.data
             else None,
+            "drift": _drift(validation.drift) if validation else None,
             "events": live.happened(run, running=status.state == "running"),
         }
 
@@ -185,6 +192,17 @@ def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
         ),
         "newest": rows[0].id,
     }
+
+
+def _drift(drift: Drift | None) -> dict[str, Any] | None:
+    """The comparison of a run's data with its reference; None if there was none."""
+    if drift is None or drift.reference is None:
+        return None
+    columns = [
+        {"line": line, "picture": drawn.replace("<svg", f"<svg {_AS_IMAGE}", 1)}
+        for line, drawn in drifted_columns(drift)
+    ]
+    return {"reference": drift.reference, "compared": len(drift.columns), "columns": columns}
 
 
 def _json(document: Any) -> bytes:

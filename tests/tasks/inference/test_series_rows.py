@@ -279,6 +279,8 @@ def test_forecasts_of_a_run_can_be_joined_with_their_rows(sales: Run, tmp_path: 
     pairs = zip(table["shop"].to_pylist(), table["hour"].to_pylist(), strict=True)
     assert list(pairs) == wanted
     assert table.schema.field("prediction").type == pa.float64()
+    ends = zip(*(table[name].to_pylist() for name in ("low", "prediction", "high")), strict=True)
+    assert all(low <= middle <= high for low, middle, high in ends)
     # the same as CSV
     csv.write_csv(pa.Table.from_pylist(given), tmp_path / "rows.csv")
     predict(sales, str(tmp_path / "rows.csv"), str(tmp_path / "out.csv"))

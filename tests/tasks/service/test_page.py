@@ -27,7 +27,9 @@ from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from small_jobs import write_table
 
 from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Histogram
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.record import events
 from trainwright.tasks.train.record.journal import StepJournal
@@ -43,6 +45,22 @@ SCREENS = {
 }
 
 
+def drifted(reference: str) -> Drift:
+    """The drift of a column with a hostile name and hostile categories."""
+    shares = Histogram(ordered=False, labels=["a", SCRIPT], now=[0.75, 0.25], reference=[0.5, 0.5])
+    column = ColumnDrift(
+        column=SCRIPT,
+        drifted=True,
+        statistic="psi",
+        value=0.275,
+        threshold=0.1,
+        values={"psi": 0.275},
+        thresholds={"psi": 0.1},
+        histogram=shares,
+    )
+    return Drift(reference=reference, columns=[column])
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("page")
@@ -56,6 +74,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             started_at=f"2026-01-0{number}T10:00:00.000+00:00",
         )
         run.objects.put("report/report.html", b"<h1>report</h1>")
+    checked = run.read(Validation)
+    run.write(checked.model_copy(update={"drift": drifted(store)}))
     failed = begin_run(store, "hostile", 4)
     write_metrics(failed, 40)
     failed.note(
@@ -195,6 +215,16 @@ def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
     with page.expect_download() as download:
         page.click("button[name=report]")
     assert Path(download.value.path()).read_bytes() == b"<h1>report</h1>"
+
+
+def test_the_page_shows_the_columns_that_drifted(tab: Watched, address: str) -> None:
+    page = tab.open("run/small/20260101T000003Z-abcdef")
+    page.wait_for_selector("section[aria-label=Drift] img")
+    shown = page.inner_text("section[aria-label=Drift]")
+    assert "1 of 1 columns drifted from file://" in shown
+    assert f"column {SCRIPT!r}: PSI 0.275, threshold 0.1" in shown
+    until(page, "document.querySelector('section[aria-label=Drift] img').naturalWidth > 300")
+    assert page.title() != "ran"
 
 
 def test_the_page_shows_the_apis_history(tab: Watched, address: str) -> None:

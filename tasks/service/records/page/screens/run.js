@@ -57,7 +57,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
     room.hidden = run.plan === null && run.state !== "running"; // it ended before training
     top(room.hidden ? null : tiles(facts(run, series)));
     charts(run, series);
-    below(predictions(run), recommendedModel(run.recommended), exportsOf(run), devices(run), steps(run), happenings(run, series));
+    below(predictions(run), recommendedModel(run.recommended), driftOf(run.drift), exportsOf(run), devices(run), steps(run), happenings(run, series));
     const key = JSON.stringify(run.plan);
     if (run.plan && key !== planned) {
       planned = key;
@@ -111,6 +111,15 @@ export async function show(root, { path: name, fields }, signal, failed) {
     }
     return goesOn;
   }, signal, failed);
+}
+
+// Columns whose values differ from the reference's. A picture is shown as an image, never as markup of the page.
+function driftOf(drift) {
+  if (!drift) return null;
+  const count = drift.columns.length;
+  const drifted = count ? `${count} of ${drift.compared} columns drifted from ${drift.reference}. Blue: this data; grey: the reference.` : `No column drifted from ${drift.reference}.`;
+  return card("Drift", h("p", {}, drifted), drift.columns.map((one) => [h("p", {}, one.line), one.picture &&
+    h("img", { src: `data:image/svg+xml,${encodeURIComponent(one.picture)}`, alt: `shares of ${one.line}` })]).flat());
 }
 
 const median = (values) => {
