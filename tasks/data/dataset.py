@@ -189,6 +189,9 @@ def say_changes(schema: DataSchema) -> None:
     for name in schema.dropped:
         what = f"column {name!r} has no values" if name else "a column has no name"
         progress.emit("notice", message=f"data: {what}; it is left out")
+    for name in schema.index:
+        message = f"data: column {name!r} is the index of a pandas table; it is left out"
+        progress.emit("notice", message=message)
     for name, parts in schema.dates.items():
         listed = ", ".join(map(repr, parts))
         progress.emit(

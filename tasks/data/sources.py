@@ -177,7 +177,7 @@ def open_source(spec: DataSpec) -> TableSource | Raw:
         return formats.read_images(path, spec.target)
     if path.suffix.lower() == ".npz":
         return formats.read_arrays(path, spec.target)
-    return open_table(path)
+    return open_table(path, spec.named_columns)
 
 
 @contextlib.contextmanager

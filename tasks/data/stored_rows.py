@@ -88,7 +88,7 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     if by and by[0] not in names:
         _no_such_column(by[0], names, spec, "data.split_by")
     dates = date_parts(source.schema, kept=[spec.target, *by])
-    unnamed, source = source.unnamed, _with_parts(source, dates)
+    given, source = source, _with_parts(source, dates)
     try:
         scans = scan(_shown(source.batches(), spec), source.schema, spec.target)
     except ValueError as error:
@@ -125,7 +125,8 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         target_dtype=form.dtype,
         classes=form.classes,
         columns=table.columns,
-        dropped=[*[""] * unnamed, *dropped],
+        dropped=[*[""] * given.unnamed, *dropped],
+        index=list(given.index),
         dates=used,
         sha256=sha256,
     )
@@ -165,7 +166,8 @@ def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     windows, schema = forecast_windows(_with_parts(source, dates).read(), sha256, spec)
     read, dropped = used_dates(dates, schema.dropped)
     dropped = [*[""] * source.unnamed, *dropped]
-    schema = schema.model_copy(update={"dates": read, "dropped": dropped})
+    left = {"dates": read, "dropped": dropped, "index": list(source.index)}
+    schema = schema.model_copy(update=left)
     kept: dict[str, Kept] = {TARGETS: windows.targets(), **windows.parts()}
     series = windows.series
     if series is None or spec.series is None:

@@ -55,6 +55,27 @@ def _fits(column: Column, kind: Any) -> bool:
     return is_text(kind) if column.kind in ("category", "text") else True
 
 
+def require_finite(values: Any, name: str, seen: int, where: str) -> None:
+    """Raise BadInput if a column has a number that is infinite as float32. `seen`: rows before."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_floating(values.type):
+        infinite = compute.is_inf(values.cast(pa.float32(), safe=False))
+        if compute.any(infinite).as_py():
+            refuse(name, seen + compute.index(infinite, True).as_py(), "an infinite number", where)
+
+
+def refuse(name: str, row: int, what: str, where: str) -> NoReturn:
+    """Raise BadInput for a value that no model takes."""
+    raise BadInput(
+        f"rows: {where}: the column {name!r} has {what} in row {row} (from 0); "
+        "allowed: a value, as in the run's data"
+    )
+
+
 class ModelInput:
     """Makes the arrays of one record batch after the other."""
 
@@ -93,25 +114,14 @@ class ModelInput:
         return {name: padded(*self._tokenizer(texts), length)}
 
     def _require_values(self, values: Any, column: Column) -> None:
-        import pyarrow as pa
         from pyarrow import compute
 
         missing = values.is_null(nan_is_null=column.kind == "number")
         if not self._missing and compute.any(missing).as_py():
-            self._refuse(column.name, missing, "no value")
-        if column.kind == "number" and pa.types.is_floating(values.type):
-            infinite = compute.is_inf(values.cast(pa.float32(), safe=False))
-            if compute.any(infinite).as_py():
-                self._refuse(column.name, infinite, "an infinite number")
-
-    def _refuse(self, name: str, which: Any, what: str) -> NoReturn:
-        from pyarrow import compute
-
-        row = self._seen + compute.index(which, True).as_py()
-        raise BadInput(
-            f"rows: {self._where}: the column {name!r} has {what} in row {row} (from 0); "
-            "allowed: a value, as in the run's data"
-        )
+            row = self._seen + compute.index(missing, True).as_py()
+            refuse(column.name, row, "no value", self._where)
+        if column.kind == "number":
+            require_finite(values, column.name, self._seen, self._where)
 
 
 def _plain(batch: Any, columns: list[Column]) -> Any:

@@ -14,7 +14,7 @@ from trainwright.infra.sandbox.client import SandboxServer, scrubbed_environment
 from trainwright.tasks.data.modalities.images import ImageShape
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.inference.arrow_arrays import text_array
-from trainwright.tasks.inference.model_input import ModelInput, require_columns
+from trainwright.tasks.inference.model_input import ModelInput, require_columns, require_finite
 from trainwright.tasks.inference.row_source import ArrayRows, FolderImages, TableRows
 from trainwright.tasks.inference.series_rows import ForecastColumns, SeriesRows
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
@@ -150,7 +150,12 @@ class StoredModel:
                 if self._of_series:
                     yield self._from_series(server, list(itertools.islice(batches, 2)), where)
                     return
+                seen = 0
                 for batch in batches:
+                    for one in self.schema.columns:
+                        if one.kind == "number":
+                            require_finite(batch.column(one.name), one.name, seen, where)
+                    seen += len(batch)
                     yield self._from_rows(server, batch)
                 return
             encode = self._encoder(where)

@@ -115,6 +115,12 @@ class DataSpec(Document):
         "run, else its last successful one",
     )
 
+    @property
+    def named_columns(self) -> list[str]:
+        """The columns of a table that fields of the job name."""
+        fields = (self.target, self.split_by, self.text, self.time, self.series)
+        return [name for name in fields if name is not None]
+
     @field_validator("stratify", mode="before")
     @classmethod
     def _yaml_has_true_and_false(cls, value: Any) -> Any:

@@ -120,13 +120,14 @@ class DuckDBDatabase:
 class DuckDBTable(DuckDBDatabase):
     """A table's rows, in the order of its files."""
 
-    def __init__(self, files: Sequence[Path], folder: Path) -> None:
+    def __init__(self, files: Sequence[Path], folder: Path, without: Sequence[str] = ()) -> None:
+        """Parquet files with the same columns, `without` some of them."""
         super().__init__(folder)
         self.labels: LabelSummary | None = None
         self.derived: tuple[str, ...] = ()
-        self._open(files)
+        self._open(files, without)
 
-    def _open(self, files: Sequence[Path]) -> None:
+    def _open(self, files: Sequence[Path], without: Sequence[str]) -> None:
         links = []
         for number, file in enumerate(files):  # DuckDB would take a name as a pattern
             links.append(self._folder / f"part-{number:06}.parquet")
@@ -139,7 +140,9 @@ class DuckDBTable(DuckDBDatabase):
         starts = [sum(count for (count,) in counts[:place]) for place in range(len(counts))]
         self.rows = sum(count for (count,) in counts)
         source = f"read_parquet([{listed}], hive_partitioning = false)"
-        described = self.query(f"DESCRIBE SELECT * FROM {source}")
+        described = [
+            one for one in self.query(f"DESCRIBE SELECT * FROM {source}") if one[0] not in without
+        ]
         self.kinds = {name: _kind(kind) for name, kind, *_ in described}
         shown = ", ".join(_shown(name, kind) for name, kind, *_ in described)
         row = f"({starts}::BIGINT[])[(file_index + 1)::BIGINT] + file_row_number"

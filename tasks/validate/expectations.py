@@ -26,6 +26,7 @@ from trainwright.tasks.data.dataset import describe, from_raw
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import read
 from trainwright.tasks.data.stored_rows import task_of
+from trainwright.tasks.data.tables.table_source import pandas_index
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.data_profile import DataProfile
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
@@ -73,7 +74,8 @@ def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -
         files = table_files(spec, Path(folder))
         if files is None or not can_hold(files, spec.target):
             return _validation(_check_samples(spec, seed, source, suite), spec, source)
-        table = DuckDBTable(files, Path(folder))
+        index = pandas_index(files[0], spec.named_columns)
+        table = DuckDBTable(files, Path(folder), index)
         try:
             return _validation(_check_table(table, spec, seed, source, suite), spec, source)
         finally:

@@ -37,7 +37,7 @@ def table_files(spec: DataSpec, folder: Path) -> list[Path] | None:
     if path.is_dir() and (path / INDEX).is_file():
         return None
     try:
-        source = open_table(path)
+        source = open_table(path, spec.named_columns)
         if not len(source.schema):
             return None
         if path.is_dir() or path.suffix.lower() == ".parquet":

@@ -12,9 +12,10 @@ Dictionary columns become plain values; decimals and float16 become float64.
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ BATCH_ROWS = 1 << 16
 _BATCH_VALUES = 1 << 24
 _BLOCK_BYTES = 64 * 2**20
 _BUFFER_BYTES = 2**20
+_INDEX_NAME = re.compile(r"__index_level_\d+__")
+"""what pandas calls an index without a name"""
 _MISLED = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (.*): invalid (.*)", re.S)
 
 
@@ -40,6 +43,8 @@ class TableSource:
     batches: Callable[[], Iterator[Any]]
     unnamed: int = 0
     """columns without a name, which are left out, such as the index in a CSV file of pandas"""
+    index: tuple[str, ...] = ()
+    """columns of a parquet file that pandas wrote as a table's index, which are left out too"""
 
     @classmethod
     def of(cls, table: Any) -> TableSource:
@@ -67,12 +72,46 @@ def parquet_files(folder: Path) -> list[Path]:
     ]
 
 
-def open_table(path: Path) -> TableSource:
-    """The table in a file, or in a folder of parquet files. Raises ValueError, OSError."""
+def open_table(path: Path, used: Sequence[str] = ()) -> TableSource:
+    """The table in a file, or in a folder of parquet files. Raises ValueError, OSError.
+
+    Without the columns of an index (`pandas_index`), unless they are `used`.
+    """
     suffix = path.suffix.lower()
     if path.is_dir() or suffix == ".parquet":
-        return open_parquet(path)
+        index = pandas_index(path, used)
+        source = open_parquet(path) if not index else _without(path, index)
+        return replace(source, index=tuple(index))
     return _npy(path) if suffix == ".npy" else _csv(path)
+
+
+def pandas_index(path: Path, used: Sequence[str]) -> list[str]:
+    """The columns that pandas wrote as the index of a parquet file or of a folder's first one.
+
+    Without those in `used`, and none if there is no other column.
+    """
+    from pyarrow import parquet
+
+    files = parquet_files(path) if path.is_dir() else [path]
+    if not files:
+        return []
+    schema = parquet.read_schema(files[0])
+    try:
+        about = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        named = [one for one in about.get("index_columns", []) if isinstance(one, str)]
+    except (ValueError, AttributeError):
+        named = []
+    found = [
+        name
+        for name in schema.names
+        if (name in named or _INDEX_NAME.fullmatch(name)) and name not in used
+    ]
+    return found if len(found) < len(schema.names) else []
+
+
+def _without(path: Path, names: Sequence[str]) -> TableSource:
+    kept = [name for name in open_parquet(path).schema.names if name not in names]
+    return open_parquet(path, kept)
 
 
 def _made(schema: Any, batches: Callable[[], Iterator[Any]]) -> TableSource:

@@ -55,6 +55,10 @@ class DataSchema(Value):
         default_factory=list,
         description="columns without a value or a name (''); the model does not get them",
     )
+    index: list[str] = Field(
+        default_factory=list,
+        description="columns that pandas wrote as a table's index; the model does not get them",
+    )
     dates: dict[str, list[str]] = Field(
         default_factory=dict, description="by column of dates: the number columns made of it"
     )

@@ -237,6 +237,10 @@ def test_a_sources_own_predict_gets_raw_columns(numbers: Run, tmp_path: Path) ->
     for one, low in zip(*(predictions[name].to_pylist() for name in found.columns), strict=True):
         assert one == round(one, 2)
         assert low == one - 0.5
+    # values that training refuses never reach it
+    with pytest.raises(BadInput, match="'a' has an infinite number in row 1"):
+        predict(run, str(write(tmp_path, a=[0.5, float("-inf")], b=[1, 2])), str(out))
+    write(tmp_path, b=[1, None], a=[0.5, None])
     # predictions may be replaced by predictions, and by nothing else
     predict(run, str(rows), str(out))
     mine = {"notes.csv": "mine", "dates.csv": "prediction date,a\n1,2\n"}

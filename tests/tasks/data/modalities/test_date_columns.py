@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -17,6 +18,7 @@ from trainwright.tasks.data.modalities.date_columns import PARTS, in_parts
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.row_source import TableRows
 from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.validate.expectations import check
 
 DAYS = [datetime.date(2026, 1, 1) + datetime.timedelta(days=row) for row in range(40)]
 CLASSES = ["a", "b"] * 20
@@ -59,6 +61,28 @@ def test_the_index_in_a_csv_file_of_pandas_is_no_input(tmp_path: Path) -> None:
     rows = "".join(f"{row},{row % 7},{row % 2}\n" for row in range(40))
     (tmp_path / "t.csv").write_text(",x,label\n" + rows)
     assert [one.name for one in load(DataSpec(uri=str(tmp_path / "t.csv"))).schema.columns] == ["x"]
+
+
+@pytest.mark.parametrize("name", [None, "customer"])
+def test_the_index_in_a_parquet_file_of_pandas_is_no_input(
+    tmp_path: Path, name: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = pd.Index([3 * row for row in range(40)], name=name)
+    frame = pd.DataFrame({"x": [row % 7 for row in range(40)], "label": CLASSES}, index=index)
+    frame.to_parquet(tmp_path / "t.parquet")
+    spec = DataSpec(uri=str(tmp_path / "t.parquet"))
+    schema = load(spec).schema
+    assert [one.name for one in schema.columns] == ["x"]
+    assert schema.index == [name or "__index_level_0__"]
+    with caplog.at_level(logging.INFO):
+        say_changes(schema)
+    assert f"column {schema.index[0]!r} is the index of a pandas table" in caplog.text
+    found = check(spec, 0, "inferred", [])
+    assert found.success
+    assert not [one for one in found.expectations if one.column in schema.index]
+    # an index that the job names is a column
+    frame.set_index("label").to_parquet(tmp_path / "t.parquet")
+    assert load(spec).schema.index == []
 
 
 def test_a_column_that_splits_by_time_stays_a_date(tmp_path: Path) -> None:
