@@ -12,6 +12,8 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.exports import sealed_exports
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
+from trainwright.tasks.spec.recipe import used_recipe
+from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train.checkpoint import fence
 
 
@@ -23,7 +25,8 @@ def summary(run: Run) -> dict[str, Any]:
         run.find(Plan),
         run.find(LearningRateSearch),
     )
-    estimate, target = run.find(Estimate), run.job().train.target
+    estimate, job = run.find(Estimate), run.job()
+    target = job.train.target
     recommendation = run.find(Recommendation)
     kept = _checkpoints(run, result)
     files = {item.key for item in run.objects.list("report/")}
@@ -41,7 +44,7 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": status.steps,
         "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],
         "planned": [device.model_dump(mode="json") for device in plan.devices] if plan else [],
-        "recommended": _recommended(recommendation),
+        "recommended": _recommended(recommendation, job.train),
         "learning_rate": search.learning_rate if search else None,
         "learning_rate_reason": search.reason if search else None,
         "learning_rate_plot": f"{run.uri}/{search.plot}" if search and search.plot else None,
@@ -65,8 +68,8 @@ def summary(run: Run) -> dict[str, Any]:
     return document
 
 
-def _recommended(found: Recommendation | None) -> dict[str, Any] | None:
-    """The recommended model and its recipe; None for a job that names its model."""
+def _recommended(found: Recommendation | None, train: TrainSpec) -> dict[str, Any] | None:
+    """The recommended model and what the run uses of its recipe; None if the job names a model."""
     if found is None or found.chosen is None:
         return None
     first = found.candidates[0].model_dump(mode="json")
@@ -75,7 +78,7 @@ def _recommended(found: Recommendation | None) -> dict[str, Any] | None:
         "metric": found.metric,
         "predicted_metric": first["predicted_metric"],
         "why": first["why"],
-        "recipe": found.recipe,
+        "recipe": used_recipe(found.recipe, train),
         "notes": found.notes,
     }
 

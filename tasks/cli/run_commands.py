@@ -272,7 +272,8 @@ def runs(
         (
             str(one["id"]),
             str(one["job"]),
-            str(one["state"]) + (f" ({one['step']})" if one["step"] else ""),
+            console.state(str(one["state"]), one["stored"])
+            + (f" ({one['step']})" if one["step"] else ""),
             units.seconds(one["seconds"]),
             _one_metric(one["metrics"]),
         )

@@ -143,7 +143,14 @@ class ArrayRows:
                     f"rows: {path.name}: the array {given!r} has rows of shape {array.shape[1:]}; "
                     f"the run's model takes {schema.inputs[name]}"
                 )
-            arrays[name] = array.astype(schema.input_dtypes[name], copy=False)
+            array = array.astype(schema.input_dtypes[name], copy=False)
+            if array.dtype.kind == "f" and np.isinf(array).any():
+                row = int(np.isinf(array).reshape(len(array), -1).any(axis=1).argmax())
+                raise BadInput(
+                    f"rows: {path.name}: the array {given!r} has an infinite number in row {row} "
+                    "(from 0); allowed: a value, as in the run's data"
+                )
+            arrays[name] = array
         if len({len(array) for array in arrays.values()}) > 1:
             raise BadInput(f"rows: {path.name}: its arrays differ in length")
         return cls(path, arrays, others)

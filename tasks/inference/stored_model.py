@@ -19,6 +19,7 @@ from trainwright.tasks.inference.row_source import ArrayRows, FolderImages, Tabl
 from trainwright.tasks.inference.series_rows import ForecastColumns, SeriesRows
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
 from trainwright.tasks.runs.artefacts.run_status import Manifest
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.store import model_weights, sealed_artefact, unpack_model
@@ -61,6 +62,11 @@ class StoredModel:
     def open(cls, run: Run, folder: Path) -> StoredModel:
         """Verify and unpack the model. Raises BadInput if the run is not finished."""
         manifest = run.find(Manifest)
+        if manifest is None and run.has(Result):
+            raise BadInput(
+                f"run: {run.uri} is trained, but its model is not stored; `trainwright run JOB` "
+                "with its job stores it"
+            )
         if manifest is None:
             raise BadInput(
                 f"run: {run.uri} is not finished: it has no {Manifest.FILE}; allowed: a run whose "

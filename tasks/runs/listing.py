@@ -51,6 +51,8 @@ class RunRow(BaseModel):
     id: str
     job: str
     state: RunState | str
+    stored: bool | None = None
+    """whether the model of a finished training is stored"""
     step: str | None = None
     holder: str | None = None
     started_at: str | None = None
@@ -222,6 +224,7 @@ def row_of(run: Run) -> RunRow | None:
         found |= {"devices": len(plan.devices), "global_batch_size": plan.global_batch_size}
     if result is not None:
         found |= {
+            "stored": run.has(Manifest),
             "metrics": result.metrics,
             "duration_s": result.measured.duration_s,
             "energy_j": result.measured.energy_j,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -75,6 +75,23 @@ def with_recipe(job: AnyJob, recipe: Recipe, given: Collection[str]) -> AnyJob:
         place[last] = value
     made = validated(TrainSpec, train, "recipe")
     return job.model_copy(update={"train": made})
+
+
+def used_recipe(recipe: Recipe, train: TrainSpec) -> dict[str, Any]:
+    """The part of a recipe whose values a job has, not its own."""
+    values = {"train": train.model_dump(mode="json")}
+
+    def used(value: Any, path: Sequence[str]) -> Any:
+        found: Any = values
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(value, Mapping):
+            return value if found == value else None
+        inner = {key: used(one, [*path, key]) for key, one in value.items()}
+        return {key: one for key, one in inner.items() if one is not None} or None
+
+    parts = {name: used(value, name.split(".")) for name, value in recipe.items()}
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def _leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:

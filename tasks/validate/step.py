@@ -58,6 +58,9 @@ def work(context: RunContext) -> Reference:
             timeout_s=context.settings.validate_timeout_s,
         )
         validation = with_drift(with_version(found, kept), job.data, reference)
+        if validation.drift is not None and validation.drift.reference is None:
+            message = "drift: there is no earlier stored run to compare the data with"
+            progress.emit("notice", message=message)
     prepares = validation.success and data.reader != "model"
     if prepares and (names := _prepare(data, job, context.settings)):
         run.write(Vocabulary(names=names))

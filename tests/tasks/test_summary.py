@@ -14,6 +14,8 @@ from recommended_model import recommendation
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_job import RunJob
+from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 
@@ -103,9 +105,33 @@ def test_a_recommended_model_is_shown_with_its_reason_and_recipe(
 ) -> None:
     run = finished_training(tmp_path.as_uri())
     assert shown(run)[0]["recommended"] is None
+    run.write(run.read(RunJob).model_copy(update={"model": None}))
     run.write(recommendation())
     document, lines = shown(run)
     assert document["recommended"]["name"] == "linear-small"
     assert document["recommended"]["recipe"] == {"train.epochs": 30}
     assert "recommended model linear-small: it <is> the simplest" in lines
     assert "its recipe epochs 30" in lines
+
+
+def test_only_what_the_run_uses_of_a_recipe_is_shown(home: Path, tmp_path: Path) -> None:
+    run = finished_training(tmp_path.as_uri())
+    recipe = {"train.epochs": 30, "train.optimizer": {"name": "adam", "weight_decay": 0.5}}
+    run.write(recommendation().model_copy(update={"recipe": recipe}))
+    stored = run.read(RunJob)
+    train = stored.train.model_copy(update={"epochs": 2})
+    given = ["train.epochs", "train.optimizer.weight_decay"]
+    run.write(stored.model_copy(update={"train": train, "given": given, "model": None}))
+    assert shown(run)[0]["recommended"]["recipe"] == {"train.optimizer": {"name": "adam"}}
+
+
+def test_a_training_that_was_not_stored_says_so(home: Path, tmp_path: Path) -> None:
+    run = finished_training(tmp_path.as_uri())
+    run.note(state="success")
+    document, lines = shown(run)
+    assert (document["state"], document["manifest"]) == ("success", None)
+    assert "state trained, not stored" in lines
+    assert "trained, not stored" in command("runs", "--store", run.store_uri).stdout
+    run.write(Manifest(run=run.uri, sealed_at="now", files={}))
+    assert "state success" in shown(run)[1]
+    assert "trained, not stored" not in command("runs", "--store", run.store_uri).stdout

@@ -174,10 +174,18 @@ class Countdown:
         )
 
 
+def state(state: str, stored: bool | None) -> str:
+    """The state of a run. `stored`: whether its model is; None before the training has ended."""
+    return "trained, not stored" if state == "success" and stored is False else state
+
+
 def show_run(document: dict[str, Any]) -> None:
     """The closing summary of a run."""
     out.print()
-    lines = [("state", document["state"])]
+    trained = document["measured"] is not None
+    lines = [
+        ("state", state(document["state"], document["manifest"] is not None if trained else None))
+    ]
     lines += [
         (name.replace("_", " "), f"{value:.4f}") for name, value in document["metrics"].items()
     ]

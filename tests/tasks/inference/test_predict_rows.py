@@ -205,6 +205,10 @@ def test_arrays_are_predicted_as_the_training_evaluated_them(tmp_path: Path) -> 
     for arrays, says in (
         ({"images": np.zeros((3, 1, 4, 4))}, "shape (1, 4, 4); the run's model takes (1, 8, 8)"),
         ({"a": rows, "b": rows}, "rows.npz has no array 'inputs'; allowed: the inputs of the run"),
+        (
+            {"images": np.repeat([[0.0, np.inf]], 32, axis=1).reshape(1, 1, 8, 8)},
+            "the array 'images' has an infinite number in row 0 (from 0)",
+        ),
         ({"images": np.array(["x"])}, "the array 'images' holds <U1; allowed: numbers, by row"),
     ):
         np.savez(tmp_path / "rows.npz", **arrays)  # type: ignore[arg-type]
@@ -327,6 +331,10 @@ def test_a_run_that_is_not_finished_or_damaged_is_refused(numbers: Run, tmp_path
             predict(run, str(rows), str(out))
         run.objects.put(key, content)
     run.objects.delete("manifest.json")
+    refused = refusal(run, rows, out)
+    assert "is trained, but its model is not stored" in refused
+    assert "`trainwright run JOB` with its job stores it" in refused
+    run.objects.delete("result.json")
     assert "is not finished: it has no manifest.json" in refusal(run, rows, out)
 
 

@@ -217,6 +217,13 @@ def test_an_unknown_id_is_refused_and_cut(store: str) -> None:
         resolve("a" * 5000, doors.settings(), store)
 
 
+def test_a_run_that_is_trained_and_not_stored_is_continued(job: Job, store: str) -> None:
+    first = open_run(job, doors.settings(), ME, store)
+    first.note(state="success", step=None)
+    freed()
+    assert open_run(job, doors.settings(), OTHER, store).uri == first.uri
+
+
 def test_a_sealed_run_without_a_report_is_continued(job: Job, store: str) -> None:
     first = open_run(job, doors.settings(), ME, store)
     first.write(Manifest(run=first.uri, sealed_at="now", files={}))

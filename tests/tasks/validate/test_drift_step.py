@@ -60,7 +60,11 @@ def test_a_second_run_with_shifted_data_warns_fails_or_ignores_it(
 ) -> None:
     heard: list[dict[str, Any]] = []
     write_csv(tmp_path / "data.csv", 1)
-    first = validated_run(tmp_path)
+    with progress.listening(heard.append):
+        first = validated_run(tmp_path)
+    says = "drift: there is no earlier stored run to compare the data with"
+    assert says in [event.get("message") for event in heard]
+    heard.clear()
     found = first.read(Validation)
     assert found.drift is not None
     assert found.drift.reference is None
