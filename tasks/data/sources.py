@@ -24,7 +24,7 @@ from trainwright.tasks import progress, units
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
 from trainwright.tasks.data.tables.table_source import TableSource, open_table, parquet_files
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.storage.connect import open_store
@@ -146,9 +146,9 @@ def remove_unused(cache: Path) -> None:
 
 
 def require_free(folder: Path, size: int) -> None:
-    """Raise BadInput if the disk of a folder has no room for so many bytes."""
+    """Raise TrainwrightError if the disk of a folder has no room for so many bytes."""
     if (free := shutil.disk_usage(folder).free) < size:
-        raise BadInput(
+        raise TrainwrightError(
             f"TRAINWRIGHT_HOME: the data needs {units.size(size)} in {folder}; "
             f"{units.size(free)} are free"
         )

@@ -57,6 +57,22 @@ class ModelSpec(Document):
     )
 
 
+TEMPLATES = (
+    "linear",
+    "realmlp",
+    "tabm",
+    "wide",
+    "ngram-bag",
+    "text-convolution",
+    "depthwise-network",
+    "residual-network",
+    "dlinear",
+    "n-hits",
+)
+"""The families of models that can be recommended (`tasks.recommend.templates`)."""
+SIZES = ("small", "medium", "large")
+
+
 class RecommendOptions(Document):
     """How a model is recommended for a job that names none."""
 
@@ -153,6 +169,7 @@ def load_job(
     try:
         job = validated(Job, values, name)
         require_metrics(job, name)
+        require_templates(job, name)
     except BadInput as error:
         problem = str(error).removeprefix(f"{name}: ")
         for field in (change.partition("=")[0] for change in changes):
@@ -240,6 +257,20 @@ def require_metrics(
             f"{name}: train.target.value: got {target.value:g}; "
             "allowed: a share above 0, up to 1, such as 0.97 for 97 %"
         )
+
+
+def require_templates(job: Job, name: str) -> None:
+    """Raise BadInput if the job names a template that does not exist.
+
+    Not a validator of the class: jobs stored by later versions may name others.
+    """
+    known = {*TEMPLATES, *(f"{one}-{size}" for one in TEMPLATES for size in SIZES)}
+    for one in job.recommend.templates:
+        if one not in known:
+            raise BadInput(
+                f"{name}: recommend.templates: got {one!r}; allowed: {', '.join(TEMPLATES)}, also "
+                "in one size, as in linear-small"
+            )
 
 
 def _absolute(uri: str, base: Path, field: str) -> str:

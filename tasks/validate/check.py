@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from trainwright.estimator.named_file import read_named
 from trainwright.infra.process import dying_with_parent
+from trainwright.infra.temporary_folder import temporary_folder
+from trainwright.tasks.data.job_fields import require_job_fields
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
 from trainwright.tasks.settings import VALIDATE_TIMEOUT_S
@@ -52,8 +52,9 @@ def validate(
     All rows are checked. `checked_rows` is their number.
 
     Raises BadInput if there is nothing to check (no such file, an invalid file, a missing target)
-    or the job's suite is invalid, TrainwrightError if it takes longer than `timeout_s`.
+    or the job's fields or suite do not fit, TrainwrightError if it takes longer than `timeout_s`.
     """
+    require_job_fields(data)
     suite, source = (kept_suite, "kept") if kept_suite is not None else ([], "inferred")
     if data.expectations is not None:
         suite, source = read_suite(data.expectations), "given"
@@ -109,11 +110,12 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """The answer of the process with Great Expectations, which has ended when this returns."""
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment |= {"GX_ANALYTICS_ENABLED": "false", "PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryDirectory(prefix="trainwright-validate-") as name:
+    with temporary_folder("trainwright-validate-") as folder:
         question, answer, log = (
-            Path(name) / file for file in ("request.json", "response.json", "log.txt")
+            folder / file for file in ("request.json", "response.json", "log.txt")
         )
         question.write_text(json.dumps(request))
+        environment["TMPDIR"] = str(folder)  # if it is killed, this process removes its files
         command = [
             sys.executable,
             "-P",
@@ -126,7 +128,7 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             process = subprocess.Popen(
                 dying_with_parent(command),
                 env=environment,
-                cwd=name,
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

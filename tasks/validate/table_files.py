@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from trainwright.tasks import units
 from trainwright.tasks.data.formats import INDEX
 from trainwright.tasks.data.tables.table_source import (
     BATCH_ROWS,
@@ -18,7 +19,7 @@ from trainwright.tasks.data.tables.table_source import (
     open_table,
     parquet_files,
 )
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.spec.data_spec import DataSpec
 
 _GROUP_ROWS = 2 * BATCH_ROWS
@@ -68,9 +69,9 @@ def _write(writer: Any, held: list[Any], path: Path) -> None:
         return
     needed = sum(batch.nbytes for batch in held) + _KEPT_FREE
     if (free := shutil.disk_usage(path.parent).free) < needed:
-        raise BadInput(
-            f"TMPDIR: the check writes the table's rows to {path.parent.parent}, "
-            f"which has {free / 2**20:,.0f} MiB free; free some, or give the table as parquet"
+        raise TrainwrightError(
+            f"TMPDIR: the check writes the table's rows to {path.parent.parent.parent}, which has "
+            f"{units.size(free)} free; free some, or give the table as parquet"
         )
     writer.write_table(pa.Table.from_batches(held))
     held.clear()

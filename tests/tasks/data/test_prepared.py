@@ -16,7 +16,7 @@ import pytest
 from trainwright.tasks.data import dataset
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.data.sources import remove_unused
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.spec.data_spec import DataSpec
 
 ROWS = "a,b,label\n" + "".join(f"{n},{n % 7},{'xy'[n % 2]}\n" for n in range(50))
@@ -132,10 +132,12 @@ def test_processes_that_need_it_at_once_make_it_once(table: DataSpec, tmp_path: 
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     table: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")(10, 10, 0)
+    usage = namedtuple("usage", "total used free")(10, 10, 700)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(BadInput, match=r"^TRAINWRIGHT_HOME: the data needs .* are free$"):
+    says = r"^TRAINWRIGHT_HOME: the data needs [1-9][\d.,]* [KM]?i?B in .*; 700 B are free$"
+    with pytest.raises(TrainwrightError, match=says) as raised:
         prepared(table, tmp_path / "home")
+    assert raised.value.exit_code == 1
     assert folders(tmp_path / "home") == []
 
 

@@ -117,7 +117,7 @@ def test_without_a_template_one_line_says_so(
 
 
 def test_a_refusal_leaves_data_that_was_prepared_before(tmp_path: Path) -> None:
-    job = table_job(tmp_path, recommend={"templates": ["oracle"]})
+    job = table_job(tmp_path, recommend={"templates": ["dlinear"]})
     prepared(job.data, doors.settings().home)
     before = prepared_folders()
     with pytest.raises(BadInput):

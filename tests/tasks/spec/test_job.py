@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.runs.artefacts.run_job import RunJob
-from trainwright.tasks.spec.job import Job, load_job
+from trainwright.tasks.spec.job import SIZES, TEMPLATES, Job, load_job
 
 EXAMPLE = """
 name: digits
@@ -360,3 +361,19 @@ def test_an_invalid_assignment_gives_one_line(tmp_path: Path, change: str, says:
     with pytest.raises(BadInput) as raised:
         load_job(write(tmp_path), changes=[change])
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["foo", "linear-tiny", "linear-", ""])
+def test_a_template_that_does_not_exist_is_refused_when_the_job_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(
+        BadInput, match=r"recommend\.templates: got '.*'; allowed: linear, .*n-hits"
+    ):
+        load_job(write(tmp_path, recommend={"templates": ["linear-small", name]}))
+
+
+def test_the_names_of_templates_are_those_of_the_package() -> None:
+    found = templates()
+    assert tuple(found) == TEMPLATES
+    assert {tuple(one.sizes) for one in found.values()} == {SIZES}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.table_files import table_files
 
@@ -71,5 +71,7 @@ def test_a_file_that_can_not_be_read_and_a_full_disk_are_refused(
         files(tmp_path / "bad.parquet")
     (tmp_path / "a.csv").write_text("x\n1\n")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 2**20))
-    with pytest.raises(BadInput, match=r"TMPDIR: .* has 3 MiB free; free some, or give the table"):
+    says = r"TMPDIR: .* has 3 MiB free; free some, or give the table"
+    with pytest.raises(TrainwrightError, match=says) as raised:
         files(tmp_path / "a.csv")
+    assert raised.value.exit_code == 1
