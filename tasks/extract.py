@@ -13,6 +13,7 @@ from trainwright.infra.sandbox import SandboxLimits, Stop
 from trainwright.infra.sandbox.client import SandboxServer, call, scrubbed_environment
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, TrainwrightError
+from trainwright.tasks.generated_columns import require_generated_columns
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
@@ -35,6 +36,8 @@ def work(context: RunContext) -> Reference:
     structure = run.find(Structure)
     if structure is None:
         job, model = run.job(), run.model()
+        entry = model.files.get(model.entry, b"").decode(errors="replace")
+        require_generated_columns(entry, model.entry, run.data())
         structure = extract(
             run.source_folder(),
             model.entry,
