@@ -55,6 +55,8 @@ def validate(
             for one in result.expectations
         ]
         title = f"{result.checked_rows} rows, suite {result.suite_words}"
+        if result.suite_source == "none" and result.data is not None:
+            title = f"{result.data.rows} rows, which the model's source reads; they are not checked"
         console.table(title, ("", "column", "expectation", "observed"), rows)
         for one in result.expectations:
             for row in one.sample_rows:
@@ -83,6 +85,8 @@ def _phrase(one: Expectation) -> str:
 
 
 def _observed(one: Expectation) -> str:
+    if one.unexpected_count and one.observed is None:
+        return "no value"
     return "all values" if one.unexpected_count == 0 else _short(one.observed)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import to_numpy
-from trainwright.tasks.data.tables.column_scan import is_text
+from trainwright.tasks.data.tables.column_scan import is_text, shown_type
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.data_spec import DataSpec
 
@@ -211,7 +211,9 @@ def split_keys(column: Any, spec: DataSpec) -> Array:
     if is_text(kind) and spec.split == "group":
         coded = column.dictionary_encode()
         return _hashes(coded.dictionary.to_pylist())[to_numpy(coded.indices)]
-    raise BadInput(f"{where} holds {kind}; allowed: times or numbers, and texts for groups")
+    raise BadInput(
+        f"{where} holds {shown_type(kind)}; allowed: times or numbers, and texts for groups"
+    )
 
 
 def _hashes(texts: list[str]) -> Array:

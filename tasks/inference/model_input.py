@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from trainwright.tasks.data.modalities.date_columns import DateParts
 from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
-from trainwright.tasks.data.tables.column_scan import is_number, is_text
+from trainwright.tasks.data.tables.column_scan import is_number, is_text, shown_type
 from trainwright.tasks.data.tables.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.arrow_arrays import text_array
@@ -20,24 +22,30 @@ if TYPE_CHECKING:
 _LISTED = 20
 
 
-def require_columns(columns: list[Column], given: Any, where: str) -> list[str]:
+def require_columns(
+    columns: list[Column], given: Any, where: str, dates: DateParts = MappingProxyType({})
+) -> list[str]:
     """The names in an Arrow schema that are not among the columns that a model takes.
+
+    `dates`: of which columns of dates some of the model's columns are parts, for messages.
 
     Raises BadInput if one of the model's is missing or has a type that the model does not take.
     """
     wanted = [one.name for one in columns]
     for column in columns:
         if column.name not in given.names:
-            more = f", … ({len(wanted)} in all)" if len(wanted) > _LISTED else ""
+            whole = {part: name for name, parts in dates.items() for part in parts}
+            own = list(dict.fromkeys(whole.get(name, name) for name in wanted))
+            more = f", … ({len(own)} in all)" if len(own) > _LISTED else ""
             raise BadInput(
                 f"rows: {where} has no column {column.name!r}; the run's model takes "
-                f"{', '.join(wanted[:_LISTED])}{more}"
+                f"{', '.join(own[:_LISTED])}{more}"
             )
         kind = given.field(column.name).type
         if not _fits(column, kind):
             takes = "numbers" if column.kind == "number" else "texts"
             raise BadInput(
-                f"rows: {where}: the column {column.name!r} holds {kind}; "
+                f"rows: {where}: the column {column.name!r} holds {shown_type(kind)}; "
                 f"the run's model takes {takes}"
             )
     return [name for name in given.names if name not in wanted]

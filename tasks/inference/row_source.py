@@ -16,6 +16,7 @@ from trainwright.tasks.data.modalities.date_columns import (
     schema_in_parts,
 )
 from trainwright.tasks.data.modalities.images import ImageFiles, ImageRows, ImageShape
+from trainwright.tasks.data.tables.column_scan import shown_type
 from trainwright.tasks.data.tables.table_source import (
     BATCH_ROWS,
     open_parquet,
@@ -51,7 +52,7 @@ class TableRows:
             if path.is_dir() and not parquet_files(path):
                 raise BadInput(
                     f"rows: got {path.name}, a folder without parquet files; allowed: a folder of "
-                    "them"
+                    f"them, or a {' or '.join(TABLES)} file"
                 )
             schema = (
                 open_parquet(path).schema if _is_parquet(path) else _csv_schema(path, texts, dates)
@@ -64,8 +65,8 @@ class TableRows:
         for name in absent:
             if name in there and not _may_hold_dates(schema.field(name).type):
                 raise BadInput(
-                    f"rows: {path.name}: the column {name!r} holds {schema.field(name).type}; "
-                    "the run's model takes dates"
+                    f"rows: {path.name}: the column {name!r} holds "
+                    f"{shown_type(schema.field(name).type)}; the run's model takes dates"
                 )
             if name not in there:
                 raise BadInput(

@@ -94,7 +94,7 @@ class StoredModel:
         wanted = schema.columns
         if self._of_series:  # past values of the target are inputs too
             wanted = [*wanted, Column(name=schema.target, kind="number")]
-        ignored = require_columns(wanted, table.schema, path.name)
+        ignored = require_columns(wanted, table.schema, path.name, schema.dates)
         columns = [one.name for one in wanted]
         size = max(1, _CHUNK_CELLS // len(columns))
         size = size if self._of_series else min(CHUNK_ROWS, size)

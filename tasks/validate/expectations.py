@@ -200,7 +200,8 @@ def _expectation(entry: dict[str, Any], checked: Checked, target: str) -> Expect
     column = config["kwargs"].get("column")
     observed = result.get("observed_value", entry["exception_info"]["exception_message"])
     if observed is None and result.get("partial_unexpected_counts"):
-        observed = [part["value"] for part in result["partial_unexpected_counts"][:SAMPLE_ROWS]]
+        values = [part["value"] for part in result["partial_unexpected_counts"][:SAMPLE_ROWS]]
+        observed = [one for one in values if one is not None] or None  # None: no value
     first = [name for name in (column, target) if name in checked.columns]
     names = list(dict.fromkeys([*first, *checked.columns]))[:SAMPLE_COLUMNS]
     return Expectation(

@@ -70,7 +70,7 @@ def infer_suite(
                     _config("expect_column_values_to_be_in_set", column=name, value_set=values)
                 )
             else:
-                suite += _column_expectations(column)
+                suite += _column_expectations(column, least=1)
         else:
             suite += _column_expectations(column)
     return suite
@@ -110,7 +110,8 @@ def _label_expectations(labels: LabelSummary, target: str) -> list[Config]:
     return [*suite, _config("expect_column_values_to_be_between", **balance)]
 
 
-def _column_expectations(column: ColumnSummary) -> list[Config]:
+def _column_expectations(column: ColumnSummary, least: float = -math.inf) -> list[Config]:
+    """Range and mean of numbers, or the values of others. `least`: none can be less."""
     name = column.name
     if column.kind == "flag":
         return [_config("expect_column_values_to_be_in_set", column=name, value_set=[True, False])]
@@ -127,12 +128,12 @@ def _column_expectations(column: ColumnSummary) -> list[Config]:
         else slack
     )
     return [
-        _config(expectation, column=name, **_bounds(least, most))
-        for expectation, least, most in (
-            ("expect_column_values_to_be_between", low - slack, high + slack),
-            ("expect_column_mean_to_be_between", mean - drift, mean + drift),
+        _config(expectation, column=name, **_bounds(lowest, most))
+        for expectation, lowest, most in (
+            ("expect_column_values_to_be_between", max(least, low - slack), high + slack),
+            ("expect_column_mean_to_be_between", max(least, mean - drift), mean + drift),
         )
-        if math.isfinite(least) and math.isfinite(most)
+        if math.isfinite(lowest) and math.isfinite(most)
     ]
 
 

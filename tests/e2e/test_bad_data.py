@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], str]] = {
         {"task": "tabular-classification"},
         "holds fractions; allowed for tabular-classification: whole numbers, texts, true and false",
     ),
-    "dates as target": (table(x=X, label=HOURS[:N]), {}, "'label' holds timestamp[us]; allowed:"),
+    "dates as target": (table(x=X, label=HOURS[:N]), {}, "'label' holds time stamps; allowed:"),
     "nine rows": (
         table(x=X[:9], label=CLASSES[:9]),
         {},
@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], str]] = {
         {},
         "column 'x': 1 of 60 values are infinite or too large for float32; allowed: none",
     ),
-    "lists": (table(x=[[1.0]] * N, label=CLASSES), {}, "'x' holds list<element: double>; allowed:"),
+    "lists": (table(x=[[1.0]] * N, label=CLASSES), {}, "'x' holds lists; allowed:"),
     "one column twice": (file("t.csv", "x,x,label\n1,2,a\n"), {}, "the column 'x' occurs twice"),
     "a name that dates need": (
         table(**{"d": HOURS[:N], "d year": X, "label": CLASSES}),
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], str]] = {
         TEXT,
         "has no word in 60 rows; allowed: texts with words",
     ),
-    "no texts": (table(text=X, label=CLASSES), TEXT, "data.text: got 'text', which holds double"),
+    "no texts": (table(text=X, label=CLASSES), TEXT, "data.text: got 'text', which holds numbers"),
     "a cut file": (cut("t.parquet", x=range(20_000), label=["a", "b"] * 10_000), {}, "can't be re"),
     "an empty file": (file("t.parquet", b""), {}, "it can't be read: Parquet file size is 0 bytes"),
     "a pickle": (file("t.pkl", b"\x80\x04}."), {}, "t.pkl; allowed: .parquet, .csv, .npz, .npy"),
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], str]] = {
     "unlike types": (
         parts({"x": X, "label": CLASSES}, {"x": CLASSES, "label": CLASSES}),
         {},
-        "the column 'x' holds string in 1.parquet, double before it",
+        "the column 'x' holds texts in 1.parquet, numbers before it",
     ),
     "no image": (pictures(b"no image"), {}, "images: 3.png can't be read as an image"),
     "one class of images": (pictures(b"no image", "a"), {}, "3.png can't be read as an image"),

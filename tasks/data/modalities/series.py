@@ -20,7 +20,7 @@ from trainwright.tasks.data.modalities.time_steps import (
     shown_stamp,
     step_of,
 )
-from trainwright.tasks.data.tables.column_scan import as_float32, is_number
+from trainwright.tasks.data.tables.column_scan import as_float32, is_number, shown_type
 from trainwright.tasks.data.tables.table_source import listed
 from trainwright.tasks.errors import BadInput
 
@@ -178,7 +178,7 @@ def _numbers(table: Any, name: str, uri: str) -> Array:
     column = table.column(name)
     where = f"data.uri: {uri}: column {name!r}"
     if not is_number(column.type):
-        raise BadInput(f"{where} holds {column.type}; allowed for forecasting: numbers")
+        raise BadInput(f"{where} holds {shown_type(column.type)}; allowed for forecasting: numbers")
     values: Array = np.concatenate([as_float32(chunk) for chunk in column.chunks])
     wrong = ~np.isfinite(values)
     if wrong.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.modalities.time_steps import shown_stamp
-from trainwright.tasks.data.tables.column_scan import is_text
+from trainwright.tasks.data.tables.column_scan import is_text, shown_type
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def series_codes(table: Any, series: str | None, where: str) -> tuple[Array, lis
     where = f"{where}: column {series!r}"
     kind = column.type
     if not (is_text(kind) or pa.types.is_integer(kind)):
-        raise BadInput(f"{where} holds {kind}; allowed: texts or whole numbers")
+        raise BadInput(f"{where} holds {shown_type(kind)}; allowed: texts or whole numbers")
     if column.null_count:
         row = compute.index(column.is_null(), True).as_py()
         raise BadInput(

@@ -13,7 +13,7 @@ from trainwright.tasks.data.modalities.tokens import (
     text_length,
     token_counts,
 )
-from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text
+from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text, shown_type
 from trainwright.tasks.data.tables.table_source import listed
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import Column
@@ -69,7 +69,9 @@ def text_column(
     texts = [name for name, scan in others.items() if is_text(scan.type)]
     if spec.text is not None:
         if spec.text not in texts:
-            held = f", which holds {others[spec.text].type}" if spec.text in others else ""
+            held = (
+                f", which holds {shown_type(others[spec.text].type)}" if spec.text in others else ""
+            )
             raise BadInput(
                 f"data.text: got {spec.text!r}{held}; "
                 f"allowed: a column of texts of {spec.uri}: {listed(texts) or 'it has none'}"

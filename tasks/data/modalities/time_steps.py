@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import to_arrow
-from trainwright.tasks.data.tables.column_scan import is_text
+from trainwright.tasks.data.tables.column_scan import is_text, shown_type
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def as_stamps(column: Any, where: str) -> Any:
     if is_text(kind):
         column = _parsed(column, where)
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise BadInput(f"{where} holds {kind}; allowed: time stamps, such as 2026-01-31T12:00")
+        raise BadInput(
+            f"{where} holds {shown_type(kind)}; allowed: time stamps, such as 2026-01-31T12:00"
+        )
     if column.null_count:
         row = compute.index(column.is_null(), True).as_py()
         raise BadInput(

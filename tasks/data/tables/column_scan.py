@@ -192,6 +192,29 @@ def plain(column: Any) -> Any:
     return column.cast(pa.large_string()) if is_text(column.type) else column
 
 
+def shown_type(kind: Any) -> str:
+    """What a column of an Arrow type holds, in words for people."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    words = {
+        "texts": is_text,
+        "whole numbers": pa.types.is_integer,
+        "numbers": lambda one: is_number(one) or pa.types.is_decimal(one),
+        "dates": pa.types.is_date,
+        "time stamps": pa.types.is_timestamp,
+        "times of day": pa.types.is_time,
+        "durations": pa.types.is_duration,
+        "lists": pa.types.is_nested,
+        "bytes": pa.types.is_binary,
+        "no values": pa.types.is_null,
+    }
+    if pa.types.is_boolean(kind):
+        return "true and false"
+    return next((word for word, holds in words.items() if holds(kind)), str(kind))
+
+
 def as_float32(column: Any) -> Array:
     """A chunk of numbers as float32: NaN for missing ones, 1 and 0 for true and false."""
     import pyarrow as pa

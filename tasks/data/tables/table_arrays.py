@@ -21,6 +21,7 @@ from trainwright.tasks.data.tables.column_scan import (
     is_text,
     plain,
     require_one_kind,
+    shown_type,
 )
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import Column
@@ -128,7 +129,9 @@ def _require_usable(scan: ColumnScan, where: str, spec: DataSpec) -> None:
             "allowed: none, unless data.missing is keep"
         )
     if not (is_text(scan.type) or is_number(scan.type)):
-        raise BadInput(f"{where} holds {scan.type}; allowed: numbers, texts, dates, true and false")
+        raise BadInput(
+            f"{where} holds {shown_type(scan.type)}; allowed: numbers, texts, dates, true and false"
+        )
     bad = scan.infinite if keep else scan.infinite + scan.nan
     if bad:
         what = "infinite" if keep else "NaN, infinite"

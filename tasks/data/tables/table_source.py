@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import to_arrow
+from trainwright.tasks.data.tables.column_scan import shown_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,7 +208,8 @@ def _unified(whole: Any, schema: Any, name: Path) -> Any:
                 )
             except pa.ArrowTypeError:
                 raise ValueError(
-                    f"the column {one.name!r} holds {other_type} in {name}, {one.type} before it"
+                    f"the column {one.name!r} holds {shown_type(other_type)} in {name}, "
+                    f"{shown_type(one.type)} before it"
                 ) from None
         raise
 

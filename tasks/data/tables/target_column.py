@@ -12,6 +12,7 @@ from trainwright.tasks.data.tables.column_scan import (
     is_number,
     is_text,
     plain,
+    shown_type,
 )
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.data_spec import Task
@@ -72,7 +73,9 @@ def target_column(column: ColumnScan, task: Task) -> TargetColumn:
             f"{where}: {column.missing} of {column.rows} values are missing; allowed: none"
         )
     if not (is_text(column.type) or is_number(column.type)):
-        raise BadInput(f"{where} holds {column.type}; allowed: numbers, texts, true and false")
+        raise BadInput(
+            f"{where} holds {shown_type(column.type)}; allowed: numbers, texts, true and false"
+        )
     text, flag = is_text(column.type), pa.types.is_boolean(column.type)
     if task.endswith("classification") or (task == "custom" and (text or flag)):
         return TargetColumn("int64", _classes(column, task, where))

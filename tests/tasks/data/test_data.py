@@ -316,7 +316,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.csv",
             "a,label\n10:00:00,x\n11:00:00,y\n",
             {},
-            r"column 'a' holds time32\[s\]; allowed: numbers, texts, dates, true and false",
+            r"column 'a' holds times of day; allowed: numbers, texts, dates, true and false",
         ),
         (
             "a.csv",

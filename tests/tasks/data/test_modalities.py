@@ -224,12 +224,12 @@ def test_another_share_for_validation_cuts_series_elsewhere(tmp_path: Path) -> N
         ),
         (
             {"text": "stars"},
-            "data.text: got 'stars', which holds int64; allowed: a column of texts",
+            "data.text: got 'stars', which holds whole numbers; allowed: a column of texts",
         ),
         ({"task": "text-classification"}, "but 2 columns of .* hold texts; allowed: one, or the o"),
         ({"image_size": (8, 8)}, r"data.image_size: got \(8, 8\); allowed only for a folder of im"),
         ({"augment": "flip"}, "data.augment: got flip; allowed only for images"),
-        ({"time": "stars"}, "column 'stars' holds int64; allowed: time stamps"),
+        ({"time": "stars"}, "column 'stars' holds whole numbers; allowed: time stamps"),
         ({"time": "stars", "task": "custom"}, "got custom; allowed for a table with data.time: fo"),
     ],
 )

@@ -125,7 +125,7 @@ def test_the_column_that_splits_is_no_input() -> None:
     [
         (None, {"split_by": "w", "split": "time"}, "data.split_by: got 'w'; allowed: a column of"),
         ([1, None], {"split": "time"}, "'when': 10 values are missing"),
-        (["a", "b"], {"split": "time"}, "holds string; allowed: times or numbers"),
+        (["a", "b"], {"split": "time"}, "holds texts; allowed: times or numbers"),
         ([1.0, float("nan")], {"split": "group"}, "'when' has NaN; allowed: none"),
     ],
 )

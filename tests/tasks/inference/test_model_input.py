@@ -88,8 +88,8 @@ def test_a_missing_text_is_refused_if_training_had_none() -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (pa.timestamp("s"), "the column 'x' holds timestamp"),
-        (pa.list_(pa.float32()), "the column 'x' holds list"),
+        (pa.timestamp("s"), "the column 'x' holds time stamps"),
+        (pa.list_(pa.float32()), "the column 'x' holds lists"),
         (pa.string(), "the run's model takes numbers"),
     ],
 )
@@ -101,7 +101,16 @@ def test_other_types_are_refused(kind: Any, says: str) -> None:
 
 def test_numbers_for_texts_are_refused_and_other_columns_are_named() -> None:
     given = pa.schema([("x", pa.int8()), ("y", pa.bool_()), ("colour", pa.int8())])
-    with pytest.raises(BadInput, match="'colour' holds int8; the run's model takes texts"):
+    with pytest.raises(BadInput, match="'colour' holds whole numbers; the run's model takes texts"):
         require_columns(MIXED.columns, given, "rows.csv")
     fits = given.set(2, pa.field("colour", pa.large_string())).append(pa.field("z", pa.null()))
     assert require_columns(MIXED.columns, fits, "rows.csv") == ["z"]
+
+
+def test_a_missing_column_is_named_beside_the_dates_of_the_table_not_their_parts() -> None:
+    names = ["sold year", "sold month", "age"]
+    columns = [Column(name=name, kind="number") for name in names]
+    given = pa.schema([(name, pa.int64()) for name in names[:2]])
+    with pytest.raises(BadInput) as raised:
+        require_columns(columns, given, "x.csv", {"sold": names[:2]})
+    assert str(raised.value) == ("rows: x.csv has no column 'age'; the run's model takes sold, age")

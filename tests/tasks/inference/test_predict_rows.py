@@ -262,7 +262,7 @@ def test_a_sources_own_predict_gets_raw_columns(numbers: Run, tmp_path: Path) ->
         ({"a": [1.0]}, "rows: rows.parquet has no column 'b'; the run's model takes a, b"),
         (
             {"a": ["x"], "b": [1]},
-            "rows: rows.parquet: the column 'a' holds string; the run's model takes numbers",
+            "rows: rows.parquet: the column 'a' holds texts; the run's model takes numbers",
         ),
         ({"a": [1.0, float("nan")], "b": [1, 2]}, "the column 'a' has no value in row 1 (from 0)"),
         ({"a": [1.0, 1e300], "b": [1, 2]}, "the column 'a' has an infinite number in row 1"),
@@ -421,7 +421,10 @@ def test_a_folder_of_parquet_files_is_predicted_as_one_table(
     assert "later/c.parquet and the files before it differ in the column 'b'" in says
     (tmp_path / "none").mkdir()
     says = refusal(mixed, tmp_path / "none", tmp_path / "no.parquet")
-    assert says == "rows: got none, a folder without parquet files; allowed: a folder of them"
+    assert says == (
+        "rows: got none, a folder without parquet files; allowed: a folder of them, or a .parquet "
+        "or .csv file"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def test_rows_to_predict_hold_the_dates_themselves(tmp_path: Path) -> None:
             [2026, 1, 2, 4, 0, 2],
         ]
     (tmp_path / "t.csv").write_text("day,x\nMonday,1\n")
-    with pytest.raises(BadInput, match="'day' holds string; the run's model takes dates"):
+    with pytest.raises(BadInput, match="'day' holds texts; the run's model takes dates"):
         TableRows.open(tmp_path / "t.csv", [], dates)
     (tmp_path / "t.csv").write_text("x\n1\n")
     with pytest.raises(BadInput, match=r"t.csv has no column 'day'; the run's model takes its"):

@@ -57,7 +57,7 @@ def test_a_zone_gives_the_moment_and_what_a_clock_shows() -> None:
         (["2026-01-31T00:00Z", "2026-01-31"], None, "holds '2026-01-31' in row 1"),
         (["2026-01-31", "2026-01-31T00:00Z"], None, "holds '2026-01-31T00:00Z' in row 1"),
         (["soon"], None, "holds 'soon' in row 0"),
-        ([1.5, 2.5], None, "holds double; allowed: time stamps, such as 2026-01-31T12:00"),
+        ([1.5, 2.5], None, "holds numbers; allowed: time stamps, such as 2026-01-31T12:00"),
         ([date(2026, 1, 1), None], None, "1 of 2 time stamps are missing, the first in row 1"),
         ([1], pa.timestamp("ns"), "is finer than microseconds"),
     ],

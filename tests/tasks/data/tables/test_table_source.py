@@ -83,7 +83,7 @@ def test_a_folder_of_parquet_files_is_one_table_in_the_order_of_paths(tmp_path: 
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"a": ["x", "y"]}, r"the column 'a' holds string in 2\.parquet, int64 before it"),
+        ({"a": ["x", "y"]}, r"the column 'a' holds texts in 2\.parquet, whole numbers before it"),
         ({"b": [1, 2]}, r"2\.parquet and the files before it differ in the column 'a'"),
     ],
 )
