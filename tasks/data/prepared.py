@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Stored = Array | RowFile | Kept
 
-_FORMAT = 4
+_FORMAT = 5
 """Counts changes of the arrays that `stored_rows` makes of a content."""
 _MAPPED_BYTES = 64 * 2**20
 """Larger data is not mapped but read by rows (`row_file`)."""

@@ -80,8 +80,11 @@ def images(folder: Path) -> Path:
 def test_images_of_different_sizes_pass_and_an_unreadable_one_is_named(tmp_path: Path) -> None:
     folder = images(tmp_path / "pets")
     done, _ = validated_run(job({"uri": str(folder)}))
-    schema = done.read(Validation).data
+    validation = done.read(Validation)
+    schema = validation.data
     assert schema is not None
+    sizes = [one["kwargs"] for one in validation.suite if one["kwargs"].get("column") == "height"]
+    assert min(one.get("min_value", 1) for one in sizes) >= 1
     assert schema.inputs == {"inputs": (3, 35, 40)}
     (folder / "3.png").write_bytes(b"no image")
     with pytest.raises(DataRejected, match=r"height.*1 row, the first is row 3"):
