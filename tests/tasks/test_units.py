@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.units import amount, plain, seconds, size
+from trainwright.tasks.units import amount, counted, plain, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,12 @@ def test_any_number_is_close_to_its_text(value: float, digits: int) -> None:
 def test_no_quantity_is_written_with_an_exponent(value: float) -> None:
     for text in (seconds(value), amount(value, "J"), size(value)):
         assert "e" not in text.replace("TiB", "")
+
+
+def test_a_count_has_its_noun_in_singular_or_plural() -> None:
+    assert [counted(n, "candidate") for n in (0, 1, 2, 1_200)] == [
+        "0 candidates",
+        "1 candidate",
+        "2 candidates",
+        "1,200 candidates",
+    ]

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doors
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from trainwright.tasks import progress
 from trainwright.tasks.data.row_split import validation_rows
 from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable
+from trainwright.tasks.validate.step import validate_data
 from trainwright.tasks.validate.warnings.leakage import leakage, sample
 from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
 from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
@@ -184,3 +187,18 @@ def test_labels_that_no_neighbour_predicts_are_not_doubtful(tmp_path: Path) -> N
     columns = {"x": random.normal(size=ROWS), "label": random.integers(0, 2, ROWS)}
     found = TableOf(tmp_path)(columns, lambda table: doubtful_labels(table, sample(table), "label"))
     assert found == []
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_notice_says_whether_there_are_more_rows_than_it_lists(
+    tmp_path: Path, home: Path, rows: int
+) -> None:
+    path = tmp_path / "data.csv"
+    repeated = [f"0.5,{'xy'[n % 2]}" for n in range(rows)]  # one input with both classes
+    others = [f"{n}.25,{'xy'[n % 2]}" for n in range(60)]
+    path.write_text("\n".join(["a,label", *repeated, *others]) + "\n")
+    heard: list[dict[str, Any]] = []
+    with progress.listening(heard.append):
+        validate_data({"uri": str(path), "target": "label"}, doors.settings())
+    [notice] = [one["message"] for one in heard if "of another class" in one.get("message", "")]
+    assert notice.endswith("(rows 0, 1)" if rows == 2 else " …)")
