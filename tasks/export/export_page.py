@@ -24,7 +24,7 @@ def page(report: ExportReport, drawing: str) -> str:
         _circuits(report)
         if of_circuit
         else f"<h2>Inputs and outputs</h2>{_values(report)}{_nodes(report)}",
-        f"<p>{escape(' '.join(report.notes))}</p>" if report.notes else "",
+        f"<p>{escape('; '.join(report.notes))}</p>" if report.notes else "",
         f"<h2>Files</h2><p>{escape(', '.join(report.files))}</p>",
         "<p>" + escape(", ".join(f"{k} {v}" for k, v in report.tools.items())) + "</p>",
     ]

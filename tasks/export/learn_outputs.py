@@ -1,7 +1,8 @@
-"""Trains a model with rounded numbers to give the trained model's outputs.
+"""Trains a model with rounded numbers to give the trained model's outputs: distillation.
 
-The trained model is the teacher: its outputs on training rows are what is learnt, so that no loss
-and no target of the user's is needed. Classes: Kullback-Leibler divergence of the distributions;
+Source: G. Hinton et al., Distilling the knowledge in a neural network, 2015, arXiv:1503.02531. The
+trained model is the teacher: its outputs on training rows are what is learnt, so that no loss and
+no target of the user's is needed. Classes: Kullback-Leibler divergence of the distributions;
 numbers: mean square, in standard deviations of the teacher's outputs.
 """
 

@@ -1,13 +1,13 @@
-"""Runs one function on an exportable model in the sandbox, and takes back the files it made.
+"""Runs one function on an exportable model in the sandbox, and takes back the file it made.
 
 Everything that runs the model's code, or a file made by it, runs there.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.export.exportable import Exportable
 
 _DISK_FACTOR = 8
-"""Sizes of the weights that files and answer may have together, beyond the usual limit."""
+"""Sizes of the weights that file and answer may have together, beyond the usual limit."""
 
 
 def model_request(model: Exportable) -> dict[str, Any]:
@@ -44,52 +44,45 @@ def model_request(model: Exportable) -> dict[str, Any]:
 
 
 def run_in_sandbox(
-    function: str, request: dict[str, Any], model: Exportable, limits: SandboxLimits, folder: Path
+    function: str, request: dict[str, Any], model: Exportable, limits: SandboxLimits, path: Path
 ) -> dict[str, Any]:
-    """The document of `packed` that a function returned; its files are put into a folder.
-
-    Parameters and errors as of `answered`.
-    """
-    disk = limits.disk_bytes + _DISK_FACTOR * model.weights.stat().st_size
-    document, files = answered(function, request, model, replace(limits, disk_bytes=disk))
-    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
-        archive.extractall(folder, filter="data")
-    return document
-
-
-def answered(
-    function: str, request: dict[str, Any], model: Exportable, limits: SandboxLimits
-) -> tuple[dict[str, Any], bytes]:
-    """What a function returned: a document on the first line, and the bytes after it.
+    """The document that a function returned by `file_or_error`; its file is written to `path`.
 
     `function` is "package.module:name", from `request` to bytes. Raises the function's error, or
     BadInput if a limit ended it.
     """
+    disk = limits.disk_bytes + _DISK_FACTOR * model.weights.stat().st_size
+    allowed = replace(limits, disk_bytes=disk)
     try:
-        outcome = call(function, request, limits, [model.folder])
+        outcome = call(function, request, allowed, [model.folder])
     except OSError as error:
         raise TrainwrightError(f"export: {error}") from error
     if not outcome.answer:
         memory = names_memory(outcome.last_line) or outcome.stopped_by == "memory"
         raised = "MEMORY_GIB" if memory else "TIMEOUT_S" if outcome.stopped_by == "time" else ""
         way_out = f"; TRAINWRIGHT_EXPORT_{raised} raises the limit" if raised else ""
-        raise BadInput(f"model: exporting {model.entry} {outcome.failure(limits)}{way_out}")
-    head, _, rest = outcome.answer.partition(b"\n")
+        raise BadInput(f"model: exporting {model.entry} {outcome.failure(allowed)}{way_out}")
+    head, _, content = outcome.answer.partition(b"\n")
     document: dict[str, Any] = json.loads(head)
     if "error" in document:
         raise from_document(document["error"])
-    return document, rest
+    path.write_bytes(content)
+    return document
 
 
-def packed(document: dict[str, Any], folder: Path) -> bytes:
-    """A sandboxed function's answer: a document, and the files in a folder."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.iterdir()):
-            archive.add(path, path.name)
-    return json.dumps(document).encode() + b"\n" + buffer.getvalue()
+def file_or_error(make: Callable[[Path], dict[str, Any]]) -> bytes:
+    """A sandboxed function's answer: a line of JSON, then the file's content.
 
-
-def refused(error: TrainwrightError) -> bytes:
-    """A sandboxed function's answer if it fails: one line, which the caller raises again."""
-    return json.dumps({"error": error.document()}).encode() + b"\n"
+    `make` writes the file to the path that it gets, and returns the document. If it fails, the line
+    is `{"error": …}`, which the caller raises again.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "made")
+            document = make(path)
+            return json.dumps(document).encode() + b"\n" + path.read_bytes()
+    except TrainwrightError as error:
+        found = error
+    except MemoryError:
+        found = BadInput("model: exporting it ended in a MemoryError")
+    return json.dumps({"error": found.document()}).encode() + b"\n"

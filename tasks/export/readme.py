@@ -99,8 +99,8 @@ kinds = {
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
-        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
+            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             rows = {
                 one.name: np.array(given[one.name], dtype=kinds[one.type])
                 for one in model.get_inputs()
@@ -195,7 +195,7 @@ def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
         else f"{shorts[0]} is in the unit of `{_cell(schema.target)}`."
     )
     parts = [
-        f"# A model for {_cell(schema.target)}, as {report.kind}",
+        f"# A model for `{_cell(schema.target)}`, as {report.kind}",
         f"Made by trainwright from the run {report.run}. `report.html` compares it with the trained"
         f" model: {report.metric} {report.metrics.exported:.4g}, trained "
         f"{report.metrics.trained:.4g}, on {report.rows:,} validation rows. {_likeness(report)} "

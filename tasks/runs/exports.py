@@ -23,5 +23,7 @@ def sealed_exports(run: Run) -> list[ExportReport]:
         try:
             found.append(ExportReport.model_validate_json(run.objects.get(where), extra="ignore"))
         except (FileNotFoundError, ValueError):
-            raise CorruptArtefact(f"{run.uri}/{where}: missing or damaged") from None
+            raise CorruptArtefact(
+                f"{run.uri}/{where}: missing or damaged; `trainwright export` makes it again"
+            ) from None
     return sorted(found, key=lambda one: one.kind)

@@ -35,6 +35,7 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
         offer = "" if report["fine_tuned"] else "; --fine-tune may need fewer"
         found.append(("kept in float", ", ".join(report["kept_float"]) + offer))
     found += _of_circuits(report)
+    found += [("note", one) for one in report["notes"]]
     found.append(("folder", copy or f"{report['run']}/{EXPORT_FOLDER}{report['kind']}"))
     return found
 
@@ -73,7 +74,6 @@ def _of_circuits(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if report["energy_j"] is not None:
         found.append(("energy", f"{report['energy_j']:.2g} J an inference, estimated"))
-    found.append(("bits", next(iter(report["notes"]), "").removeprefix("bits: ")))
     return found
 
 

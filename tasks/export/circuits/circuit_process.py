@@ -6,8 +6,6 @@ widths, and chooses the narrowest model whose metric on the validation rows is w
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,9 @@ from trainwright.tasks.export.circuits.quantised_network import (
     same_widths,
 )
 from trainwright.tasks.export.circuits.read_layers import FloatCircuit, read
-from trainwright.tasks.export.row_differences import compared
+from trainwright.tasks.export.model_sandbox import file_or_error
+from trainwright.tasks.export.row_differences import compared, row_errors
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.metric_names import worsening
 from trainwright.tasks.train.rank.validation_metrics import sums_of
 
@@ -45,16 +45,11 @@ _MOST_DIFFERENCE = 1e-3
 
 def answer(request: dict[str, Any]) -> bytes:
     """A line of JSON, then the integer model as .npz; or `{"error": …}`. Runs the model's code."""
-    try:
-        return _answer(request)
-    except TrainwrightError as error:
-        found = error
-    except MemoryError:
-        found = BadInput("model: exporting it ended in a MemoryError")
-    return json.dumps({"error": found.document()}).encode() + b"\n"
+    return file_or_error(lambda path: _integers(request, path))
 
 
-def _answer(request: dict[str, Any]) -> bytes:
+def _integers(request: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Write the integer model to a file. Returns its figures."""
     torch.set_num_threads(1)
     definition = model_source.load(Path(request["source"]), request["entry"])
     model = _model(definition, request)
@@ -65,28 +60,28 @@ def _answer(request: dict[str, Any]) -> bytes:
     exact = _torch_outputs(model, validation)
     numbers = _numbers(circuit, calibration)
     _require_equal(circuit, validation, exact)
-    classes, of_table = request["classes"] is not None, request["of_table"]
+    schema = DataSchema.model_validate(request["schema"])
+    of_table = schema.task.startswith("tabular")
     styles = _judged(circuit, numbers, of_table, len(exact), request)
     tuned = tune(
         circuit,
         numbers,
-        classes,
+        schema.classes is not None,
         of_table,
         lambda one: sum(adder_bits(one)),
         TuneLimits(request["tolerance"], request["search_s"]),
     )
     targets = np.load(request["targets"])
-    metric = _metric(definition, targets, request)
+    metric = _metric(definition, targets, schema, request)
     chosen, trained, value = _chosen(tuned, validation, exact, metric, request)
     outputs = _outputs(chosen.model, validation)
-    document = {
+    chosen.model.save(path)
+    return {
         "trained": trained,
         "exported": value,
         "rows": len(exact),
-        **compared(exact, outputs, targets, len(request["classes"] or ())),
-        "max_error": float(
-            (np.abs(outputs - exact) / np.abs(exact).max(0).clip(1e-12)).max(initial=0)
-        ),
+        **compared(exact, outputs, targets, len(schema.classes or ())),
+        "max_error": float(row_errors([exact], [outputs]).max(initial=0.0)),
         "widths": {
             "inputs": chosen.widths.inputs,
             "weights": chosen.widths.weights,
@@ -94,10 +89,6 @@ def _answer(request: dict[str, Any]) -> bytes:
         },
         "styles": styles,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.npz")
-        chosen.model.save(path)
-        return json.dumps(document).encode() + b"\n" + path.read_bytes()
 
 
 def _model(definition: ModelDefinition, request: dict[str, Any]) -> torch.nn.Module:
@@ -228,17 +219,17 @@ def _outputs(model: IntegerModel, arrays: dict[str, Array]) -> Array:
 
 
 def _metric(
-    definition: ModelDefinition, targets: Array, request: dict[str, Any]
+    definition: ModelDefinition, targets: Array, schema: DataSchema, request: dict[str, Any]
 ) -> Callable[[Array], float]:
     """The job's metric of outputs, as the validation of a training computes it."""
     name, wanted = request["metric"], torch.from_numpy(targets)
     if name == "loss":
-        loss = model_source.loss_function(definition, request["task"])
+        loss = model_source.loss_function(definition, schema.task)
         return lambda outputs: float(loss(torch.from_numpy(outputs).float(), wanted))
 
     def value(outputs: Array) -> float:
-        first, classes = float(targets.reshape(-1)[0]), len(request["classes"] or ())
-        sums = sums_of(request["task"], classes, first, torch.device("cpu"), request["naive"])
+        first, classes = float(targets.reshape(-1)[0]), len(schema.classes or ())
+        sums = sums_of(schema.task, classes, first, torch.device("cpu"), request["naive"])
         assert sums is not None  # the run has the metric
         sums.add(torch.from_numpy(outputs), wanted)
         return sums.found(len(targets)).metrics[name]

@@ -19,6 +19,7 @@ import torch  # noqa: TID253
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.trace.source import described
 from trainwright.tasks.export.circuits.integer_model import HostProgram, LayerShape
+from trainwright.tasks.export.failing_module import failing_module
 
 Array = np.ndarray[Any, Any]
 ALLOWED = (
@@ -91,12 +92,18 @@ def read(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> FloatCircui
     Raises BadInput that names the module and the operation that a circuit can't have.
     """
     given: Any = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+    model.eval()
+
+    def trace() -> torch.export.ExportedProgram:
+        return torch.export.export(model, (given,))
+
     try:
-        exported = torch.export.export(model.eval(), (given,))
+        exported = trace()
     except Exception as error:
+        where = failing_module(model, trace)
         raise BadInput(
-            f"model: torch.export can't trace it: {described(error)}; allowed for --to rtl: "
-            f"{ALLOWED}"
+            f"model: {where}can't be traced by torch.export: {described(error)}; allowed for --to "
+            f"rtl: {ALLOWED}"
         ) from error
     return _Reader(exported, inputs).circuit()
 
@@ -487,7 +494,8 @@ class _Reader:
     def _refused(self, node: Any, what: str) -> BadInput:
         module = _module(node) if node is not None else ""
         where = f"its module {module!r}" if module else "its forward pass"
-        kind = f" ({_operation(node)})" if node is not None else ""
+        operation = "" if node is None else _operation(node)
+        kind = f" ({operation})" if operation and what != f"the operation {operation}" else ""
         return BadInput(
             f"model: {where} has {what}{kind}, which no circuit is made of; allowed for --to rtl: "
             f"{ALLOWED}"

@@ -45,19 +45,27 @@ class Simulated:
 def write_bench(
     circuit: PipelinedCircuit | SequentialCircuit, inputs: Array, outputs: Array, folder: Path
 ) -> Path:
-    """Bench, vectors and expected outputs for inputs (rows, n) and outputs (rows, m)."""
+    """Bench, vectors and expected outputs for inputs (rows, n) and outputs (rows, m).
+
+    Raises TrainwrightError if the circuit's ports can't hold these outputs: what a port cuts off
+    could not differ in the simulation.
+    """
     if isinstance(circuit, PipelinedCircuit):
         (count, bits), (results, width, dropped) = circuit.inputs, circuit.outputs
         expected = outputs >> dropped if dropped > 0 else outputs << -dropped
+        if dropped > 0 and (expected << dropped != outputs).any():
+            raise TrainwrightError(f"export: outputs are not multiples of {1 << dropped}")
         vectors = [_packed(row, bits) for row in inputs]
         wanted = [_packed(row, width) for row in expected]
         text = _PIPELINED
     else:
         count, bits = inputs.shape[1], circuit.input_bits
         results, width = outputs.shape[1], circuit.sum_bits
+        expected = outputs
         vectors = [int(one) % (1 << bits) for one in inputs.reshape(-1)]
         wanted = [int(one) % (1 << width) for one in outputs.reshape(-1)]
         text = _SEQUENTIAL
+    _require_held(expected, width)
     numbers = {
         "ROWS": len(inputs),
         "INPUTS": count,
@@ -74,6 +82,18 @@ def write_bench(
     path = folder / f"{style}_{BENCH}.v"
     path.write_text(text)
     return path
+
+
+def _require_held(outputs: Array, width: int) -> None:
+    """Raises TrainwrightError unless every output, (rows, m), fits into a port of `width` bits."""
+    low, high = outputs.min(0), outputs.max(0)
+    for place, ends in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        least, most = ends
+        needed = max(most, -least - 1).bit_length() + int(least < 0)
+        if needed > width:
+            raise TrainwrightError(
+                f"export: output {place} needs {needed} bits, the circuit has {width}"
+            )
 
 
 def _packed(row: Array, bits: int) -> int:

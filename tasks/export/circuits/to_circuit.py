@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainwright.tasks import progress
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.export.exportable import Exportable, ExportOptions
-from trainwright.tasks.export.model_sandbox import answered
+from trainwright.tasks.export.model_sandbox import model_request, run_in_sandbox
 from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
 
 if TYPE_CHECKING:
@@ -107,21 +107,9 @@ def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str
     """What the sandboxed process says; the integer model is written to `path`."""
     from trainwright.tasks.export.circuits.synthesize import FPGAS
 
-    rows, largest = model.rows, FPGAS[-1]
+    largest = FPGAS[-1]
     styles = ["pipelined", "sequential"] if options.style == "both" else [options.style]
-    request = {
-        "source": str(model.source),
-        "entry": model.entry,
-        "config": dict(model.config),
-        "weights": str(model.weights),
-        "classes": model.schema.classes,
-        "task": model.schema.task,
-        "metric": model.metric,
-        "naive": model.naive,
-        "of_table": model.schema.task.startswith("tabular"),
-        "validation": {name: str(one) for name, one in rows.validation.items()},
-        "targets": str(rows.targets),
-        "calibration": {name: str(one) for name, one in rows.calibration.items()},
+    request = model_request(model) | {
         "tolerance": options.tolerance,
         "search_s": min(_SEARCH_S, options.limits.timeout_s / 4),
         "styles": styles,
@@ -131,9 +119,7 @@ def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str
             "cycles": _MOST_CYCLES,
         },
     }
-    document, stored = answered(PROCESS, request, model, options.limits)
-    path.write_bytes(stored)
-    return document
+    return run_in_sandbox(PROCESS, request, model, options.limits, path)
 
 
 def _written(style: CircuitStyle, integers: IntegerModel, folder: Path) -> Circuit:

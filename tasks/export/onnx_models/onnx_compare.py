@@ -138,26 +138,6 @@ def typed(run: onnxruntime.InferenceSession, feed: Feed) -> Feed:
     return given
 
 
-def output_sizes(outputs: list[Array]) -> list[float]:
-    """The root mean square of each output."""
-    return [float(np.sqrt(np.nanmean(np.square(one, dtype=np.float64)))) for one in outputs]
-
-
-def row_errors(exact: list[Array], found: list[Array], sizes: list[float] | None = None) -> Array:
-    """The error of each row: its greatest difference, relative to its largest output.
-
-    Rows whose outputs are small count relative to `sizes`, by default `output_sizes` of the rows.
-    """
-    errors = np.zeros(len(exact[0]))
-    for one, other, size in zip(exact, found, sizes or output_sizes(exact), strict=True):
-        wanted = one.reshape(len(one), -1).astype(np.float64)
-        off = np.abs(wanted - other.reshape(len(one), -1).astype(np.float64))
-        off = np.where(np.isnan(off), np.where(np.isnan(wanted), 0.0, np.inf), off)
-        scale = np.maximum(np.nanmax(np.abs(wanted), axis=1, initial=0.0), size)
-        errors = np.maximum(errors, off.max(axis=1, initial=0.0) / np.maximum(scale, 1e-30))
-    return errors
-
-
 def metric_value(
     name: str, outputs: list[Array], rows: ModelRows, definition: ModelDefinition, naive: Any
 ) -> float:

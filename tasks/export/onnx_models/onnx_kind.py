@@ -9,14 +9,14 @@ from trainwright.tasks.export.exportable import Exportable, ExportOptions
 from trainwright.tasks.export.model_sandbox import model_request, run_in_sandbox
 from trainwright.tasks.runs.artefacts.export_report import ExportReport
 
+FILE = "model.onnx"
 PROCESS = "trainwright.tasks.export.onnx_models.onnx_process:answer"
 
 
 def to_onnx(model: Exportable, folder: Path, options: ExportOptions) -> ExportReport:
     """Write model.onnx into a folder. Raises BadInput for a model that can't be converted."""
-    found = run_in_sandbox(
-        PROCESS, request_of(model, options, "onnx"), model, options.limits, folder
-    )
+    request = request_of(model, options, "onnx")
+    found = run_in_sandbox(PROCESS, request, model, options.limits, folder / FILE)
     return ExportReport(kind="onnx", **report_fields(model, found))
 
 
@@ -26,7 +26,7 @@ def to_onnx_int8(model: Exportable, folder: Path, options: ExportOptions) -> Exp
     Raises BadInput for a model that can't be converted, or none within the tolerance.
     """
     request = request_of(model, options, "onnx-int8")
-    found = run_in_sandbox(PROCESS, request, model, options.limits, folder)
+    found = run_in_sandbox(PROCESS, request, model, options.limits, folder / FILE)
     return ExportReport(
         kind="onnx-int8",
         tolerance=options.tolerance,
@@ -56,7 +56,7 @@ def report_fields(model: Exportable, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": model.run_uri,
         "data_sha256": model.data_sha256,
-        "files": ["model.onnx"],
+        "files": [FILE],
         "metric": model.metric,
         "metrics": {"trained": model.trained, "exported": found["metric_value"]},
         "size_bytes": {"float": float_bytes, "exported": found["size_bytes"]},

@@ -12,8 +12,8 @@ import numpy as np  # noqa: TID253 - this is a separate process
 import onnx  # noqa: TID253
 import torch  # noqa: TID253
 
-from trainwright.estimator.errors import BadInput, TrainwrightError
-from trainwright.tasks.export.model_sandbox import packed, refused
+from trainwright.estimator.errors import BadInput
+from trainwright.tasks.export.model_sandbox import file_or_error
 from trainwright.tasks.export.onnx_models import onnx_compare as compare
 from trainwright.tasks.export.onnx_models import whole_graph
 from trainwright.tasks.export.onnx_models.int8_fine_tune import EPOCHS, fine_tune
@@ -21,24 +21,17 @@ from trainwright.tasks.export.onnx_models.int8_quantise import Quantiser, layers
 from trainwright.tasks.export.onnx_models.onnx_compare import ModelRows
 from trainwright.tasks.export.onnx_models.torch_reference import TorchReference
 from trainwright.tasks.export.onnx_models.torch_to_onnx import converted
+from trainwright.tasks.export.row_differences import row_errors
 from trainwright.tasks.spec.metric_names import worsening
 
-FILE = "model.onnx"
 _MOST_BYTES = 2**31 - 2**20
 _EXAMPLE_ROWS = 64
 _NAMED = 3
 
 
 def answer(request: dict[str, Any]) -> bytes:
-    """The files of an export and its figures, or an error. Runs the model's code."""
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            document = _exported(request, Path(name) / FILE)
-            return packed(document, Path(name))
-    except TrainwrightError as error:
-        return refused(error)
-    except MemoryError:
-        return refused(BadInput("model: exporting it ended in a MemoryError"))
+    """The figures of an export, then the ONNX file; or an error. Runs the model's code."""
+    return file_or_error(lambda path: _exported(request, path))
 
 
 def _exported(request: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -103,7 +96,7 @@ def _quantised(
         return bool(drops[-1] <= tolerance)
 
     def error(one: onnx.ModelProto) -> float:
-        return float(compare.row_errors(wanted, outputs(one, calibration)).mean())
+        return float(row_errors(wanted, outputs(one, calibration)).mean())
 
     def quantiser(of: onnx.ModelProto, folder: str) -> Quantiser:
         run = compare.session(of)

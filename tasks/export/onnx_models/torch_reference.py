@@ -21,7 +21,7 @@ from trainwright.tasks.export.onnx_models import onnx_compare as compare
 from trainwright.tasks.export.onnx_models import whole_graph
 from trainwright.tasks.export.onnx_models.onnx_compare import Array, ModelRows
 from trainwright.tasks.export.onnx_models.torch_to_onnx import PlainModel
-from trainwright.tasks.export.row_differences import compared
+from trainwright.tasks.export.row_differences import compared, output_sizes, row_errors
 
 MOST_ERROR = 1e-4
 """An ONNX model whose outputs differ by more from torch's is not the same model."""
@@ -82,13 +82,13 @@ class TorchReference:
         path.write_bytes(made.SerializeToString())
         run, exact = compare.session(path), self.outputs
         found = compare.onnx_outputs(run, self.rows, self.rows.columns, len(exact))
-        sizes = compare.output_sizes(exact)
-        errors = [compare.row_errors(exact, found, sizes).max(initial=0.0)]
+        sizes = output_sizes(exact)
+        errors = [row_errors(exact, found, sizes).max(initial=0.0)]
         for size in _BATCHES:
             batch = np.arange(size) % len(self.rows)
             feed = compare.typed(run, self.rows.columns(batch))
             outputs = run.run(None, feed)[: len(exact)]
-            off = compare.row_errors([one[batch] for one in exact], outputs, sizes)
+            off = row_errors([one[batch] for one in exact], outputs, sizes)
             errors.append(off.max(initial=0.0))
         worst = float(max(errors))
         if not worst <= most_error:

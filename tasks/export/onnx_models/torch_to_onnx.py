@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
 import re
@@ -15,10 +16,12 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.precision import for_loss
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.export.failing_module import failing_module
 from trainwright.tasks.export.onnx_models.torch_decompositions import without_gaps
 
 ROWS = "rows"
 """The name of the dimension of rows."""
+_SCOPES = "pkg.torch.onnx.name_scopes"
 _EXAMPLE_ROWS = 3
 _REASON_CHARACTERS = 300
 
@@ -65,35 +68,18 @@ def _example(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _exported(model: PlainModel, args: Any, dynamic: Any) -> torch.export.ExportedProgram:
+    def trace() -> torch.export.ExportedProgram:
+        return torch.export.export(model, args, dynamic_shapes=dynamic, strict=False)
+
     try:
         with torch.no_grad():
-            return torch.export.export(model, args, dynamic_shapes=dynamic, strict=False)
+            return trace()
     except Exception as error:  # torch and the model's code raise what they like
-        where = _where_it_fails(model, args, dynamic)
+        where = failing_module(model.model, trace)
         raise BadInput(
             f"model: {where}can't be exported: {_reason(error)}; allowed: a forward pass without "
             "branches on values of tensors, for any number of rows"
         ) from error
-
-
-def _where_it_fails(model: PlainModel, args: Any, dynamic: Any) -> str:
-    """The innermost module whose forward pass can't be traced, as `name (Class): `."""
-    inside: list[str] = []
-    names = {one: name.removeprefix("model.") for name, one in model.model.named_modules()}
-    hooks = []
-    for module in model.model.modules():
-        label = f"{names[module] or 'the model'} ({type(module).__name__})"
-        hooks.append(module.register_forward_pre_hook(lambda *_, said=label: inside.append(said)))
-        hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
-    try:
-        with torch.no_grad():
-            torch.export.export(model, args, dynamic_shapes=dynamic, strict=False)
-    except Exception:  # noqa: BLE001 - the caller reports the first error
-        return f"{inside[-1]} " if inside else ""
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return ""
 
 
 def _reason(error: Exception) -> str:
@@ -125,9 +111,11 @@ def _module_of(operation: str, program: torch.export.ExportedProgram) -> str:
     """The module of the first node with this operation, after decomposition."""
     wanted = operation.replace("::", ".")
     with contextlib.suppress(Exception):  # then the operation is looked for as the model has it
-        table = torch._decomp.decomposition_table  # the exporter decomposes by a part of it
-        core = {one: by for one, by in table.items() if isinstance(one, torch._ops.OpOverload)}
-        program = program.run_decompositions(core)
+        program = program.run_decompositions()  # composite operations, as the exporter does
+        if not any(str(node.target).startswith(wanted) for node in program.graph.nodes):
+            table = torch._decomp.decomposition_table  # it decomposes by a part of this, too
+            core = {one: by for one, by in table.items() if isinstance(one, torch._ops.OpOverload)}
+            program = program.run_decompositions(core)
     for node in program.graph.nodes:
         if str(node.target).startswith(wanted) and (stack := node.meta.get("nn_module_stack")):
             path, kind = list(stack.values())[-1]
@@ -151,6 +139,8 @@ def _named(proto: onnx.ModelProto, inputs: list[str]) -> onnx.ModelProto:
         for one in value.type.tensor_type.shape.dim[:1]
         if one.dim_param
     }
+    for node in graph.node:
+        node.name = _node_name(node)
     for one in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output):
         del one.metadata_props[:]  # stack traces, with this machine's paths
     taken = {name for node in graph.node for name in (*node.input, *node.output)} - {*renamed}
@@ -164,6 +154,19 @@ def _named(proto: onnx.ModelProto, inputs: list[str]) -> onnx.ModelProto:
             if dim.dim_param in dimensions:
                 dim.dim_param = ROWS
     return proto
+
+
+def _node_name(node: onnx.NodeProto) -> str:
+    """The node's own name with the module that it belongs to: `layers.0/linear`.
+
+    The exporter notes the scopes of an operation, outermost first: '', 'model', 'model.layers',
+    'model.layers.0', 'linear'. The first two are `PlainModel` and the model in it.
+    """
+    own = node.name.removeprefix("node_")
+    scopes = [one.value for one in node.metadata_props if one.key == _SCOPES]
+    modules = ast.literal_eval(scopes[0])[:-1] if scopes else []
+    path = modules[-1].removeprefix("model").removeprefix(".") if modules else ""
+    return f"{path}/{own}" if path else own
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -122,7 +122,8 @@ class ExportReport(Artefact):
     size_bytes: SizePair | None = None
     latency_s: LatencyPair | None = None
     kept_float: list[str] = Field(
-        default_factory=list, description="onnx-int8: nodes that are not quantised"
+        default_factory=list,
+        description="onnx-int8: layers that are not quantised, as module/operation",
     )
     fine_tuned: bool = Field(
         default=False, description="onnx-int8: whether the model was trained again"

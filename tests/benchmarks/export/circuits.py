@@ -78,8 +78,17 @@ def _trained(name: str, source: str, folder: Path) -> Exportable:
         np.save(paths[part], numbers)
     task = "tabular-classification" if name == "table" else "image-classification"
     classes = [str(one) for one in range(int(targets.max()) + 1)]
-    schema = DataSchema.model_construct(
-        task=task, classes=classes, inputs={"inputs": rows.shape[1:]}
+    schema = DataSchema(
+        task=task,
+        rows=len(rows),
+        train_rows=len(kept),
+        validation_rows=len(held_out),
+        inputs={"inputs": rows.shape[1:]},
+        input_dtypes={"inputs": "float32"},
+        target="class",
+        target_dtype="int64",
+        classes=classes,
+        sha256="0" * 64,
     )
     return Exportable(
         folder=folder,

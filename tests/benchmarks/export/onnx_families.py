@@ -31,6 +31,7 @@ from trainwright.tasks.errors import BadInput  # noqa: E402
 from trainwright.tasks.export.onnx_models import onnx_compare as compare  # noqa: E402
 from trainwright.tasks.export.onnx_models import whole_graph  # noqa: E402
 from trainwright.tasks.export.onnx_models.torch_to_onnx import PlainModel, converted  # noqa: E402
+from trainwright.tasks.export.row_differences import output_sizes, row_errors  # noqa: E402
 from trainwright.tasks.recommend.templates import templates  # noqa: E402
 
 ROWS = 257
@@ -194,11 +195,11 @@ def _sizes(core: onnx.ModelProto, model: PlainModel, rows: Rows) -> float:
     run, worst = compare.session(core), 0.0
     with torch.no_grad():
         exact = [one.numpy() for one in model(*(rows[name] for name in model.names))]
-    sizes = compare.output_sizes(exact)
+    sizes = output_sizes(exact)
     for size in range(1, ROWS + 1):
         feed = {name: one[:size].numpy() for name, one in rows.items()}
         found = run.run(None, compare.typed(run, feed))
-        errors = compare.row_errors([one[:size] for one in exact], found, sizes)
+        errors = row_errors([one[:size] for one in exact], found, sizes)
         worst = max(worst, float(errors.max()))
     return worst
 
@@ -245,7 +246,7 @@ def _of_table(name: str, classes: int, folder: Path) -> tuple[float, str]:
     if classes:
         equal = np.mean([a == b for a, b in zip(found["label"], wanted["prediction"], strict=True)])
         return error, f"{100 * equal:.1f} % labels as `predict`"
-    off = compare.row_errors([np.array(wanted["prediction"])], [found["output"]]).max()
+    off = row_errors([np.array(wanted["prediction"])], [found["output"]]).max()
     return error, f"differs by {off:.1e} from `predict`"
 
 

@@ -43,10 +43,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_layer_to_blame_is_named_and_the_line_offers_a_fine_tuning(run: Run) -> None:
     report = export_run(run, "onnx-int8", tolerance=0.05)
-    assert report.kept_float == ["node_linear"]
+    assert report.kept_float == ["layers.0/linear"]
     assert not report.fine_tuned
     [said] = [one for one in report.notes if "--fine-tune" in one]
-    assert "node_linear" in said
+    assert "layers.0/linear" in said
     assert report.metrics.exported <= 1.05 * report.metrics.trained
 
 
@@ -62,7 +62,7 @@ def test_a_fine_tuned_model_needs_no_layer_in_float(run: Run) -> None:
 def test_layers_stay_in_float_if_fine_tuning_is_not_enough(run: Run) -> None:
     report = export_run(run, "onnx-int8", tolerance=0.01, fine_tune=True)
     assert not report.fine_tuned
-    assert report.kept_float == ["node_linear"]
+    assert report.kept_float == ["layers.0/linear"]
 
 
 def test_a_fine_tuning_is_refused_for_other_kinds(run: Run) -> None:

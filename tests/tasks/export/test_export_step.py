@@ -9,6 +9,7 @@ import doors
 import pytest
 from finished_run import sealed_run, write_export
 
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.export import step
 from trainwright.tasks.runs.artefacts.export_report import Exports
 from trainwright.tasks.runs.artefacts.run_job import RunJob
@@ -40,7 +41,7 @@ def test_an_export_that_is_sealed_is_not_made_again(tmp_path: Path) -> None:
 
 def test_an_export_that_fails_leaves_the_step_undone(tmp_path: Path) -> None:
     run = with_export(tmp_path, ["onnx"])  # the stored rows are not those of its data
-    with pytest.raises(Exception, match="data"):
+    with pytest.raises(BadInput, match=r"data\.uri: builtin:digits has changed since the run"):
         doors.do(run, "export")
     assert run.find(Exports) is None
     assert run.finished()

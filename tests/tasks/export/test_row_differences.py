@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from trainwright.tasks.export.row_differences import compared
+from trainwright.tasks.export.row_differences import compared, output_sizes, row_errors
 
 TARGETS = np.array([0.0, 20.0], np.float32)  # their standard deviation is 10
 
@@ -38,6 +39,29 @@ def test_an_output_that_is_no_number_differs_unless_both_are_none() -> None:
     nan = np.array([np.nan, 1.0])
     assert compared(nan, nan, TARGETS, 0)["differences"]["largest"] == 0.0
     assert compared(np.zeros(2), nan, TARGETS, 0)["differences"]["largest"] == np.inf
+
+
+def test_the_error_of_a_row_is_relative_to_its_largest_output_or_to_their_usual_size() -> None:
+    exact = np.array([[3.0, -4.0], [0.0, 0.0], [1.0, 0.0]])
+    found = exact + np.array([[0.0, 0.4], [0.1, 0.0], [0.0, -0.2]])
+    [size] = output_sizes([exact])
+    assert size == pytest.approx(np.sqrt(26 / 6))
+    assert row_errors([exact], [found]) == pytest.approx([0.4 / 4, 0.1 / size, 0.2 / size])
+    assert row_errors([exact, exact], [exact, found], [1.0, 1.0]) == pytest.approx([0.1, 0.1, 0.2])
+
+
+def test_a_logit_that_is_infinite_in_both_models_does_not_differ() -> None:
+    exact = np.array([[1.0, -np.inf], [2.0, -np.inf], [-np.inf, 4.0]])
+    assert row_errors([exact], [exact]).tolist() == [0.0, 0.0, 0.0]
+    assert compared(exact, exact, TARGETS, 0)["differences"]["largest"] == 0.0
+    found = np.where(np.isfinite(exact), exact, -1e9)
+    assert row_errors([exact], [found]).tolist() == [np.inf, np.inf, np.inf]
+
+
+@given(arrays(np.float32, (3, 2), elements=st.floats(width=32)))
+def test_a_model_never_differs_from_itself(exact: np.ndarray) -> None:
+    assert row_errors([exact], [exact]).tolist() == [0.0, 0.0, 0.0]
+    assert compared(exact, exact, TARGETS, 0)["differences"] == {"median": 0.0, "largest": 0.0}
 
 
 def test_targets_without_spread_are_replaced_by_the_outputs() -> None:

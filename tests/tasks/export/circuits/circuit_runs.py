@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trainwright.tasks.export.exportable import Exportable, RowsFiles
+from trainwright.tasks.export.model_sandbox import model_request
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 SOURCE = """from torch import nn
@@ -41,8 +42,17 @@ def exportable(folder: Path, width: int = 6) -> Exportable:
     arrays |= {"calibration": rows[60:], "calibration_targets": targets[60:]}
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    schema = DataSchema.model_construct(
-        task="tabular-classification", classes=["a", "b", "c"], inputs={"inputs": (4,)}
+    schema = DataSchema(
+        task="tabular-classification",
+        rows=400,
+        train_rows=340,
+        validation_rows=60,
+        inputs={"inputs": (4,)},
+        input_dtypes={"inputs": "float32"},
+        target="class",
+        target_dtype="int64",
+        classes=["a", "b", "c"],
+        sha256="0" * 64,
     )
     return Exportable(
         folder=folder,
@@ -68,20 +78,8 @@ def exportable(folder: Path, width: int = 6) -> Exportable:
 
 def request(model: Exportable, **changes: Any) -> dict[str, Any]:
     """What the sandboxed process is asked."""
-    rows = model.rows
     return {
-        "source": str(model.source),
-        "entry": model.entry,
-        "config": dict(model.config),
-        "weights": str(model.weights),
-        "classes": model.schema.classes,
-        "task": model.schema.task,
-        "metric": model.metric,
-        "naive": None,
-        "of_table": True,
-        "validation": {name: str(one) for name, one in rows.validation.items()},
-        "targets": str(rows.targets),
-        "calibration": {name: str(one) for name, one in rows.calibration.items()},
+        **model_request(model),
         "tolerance": 0.02,
         "search_s": 2.0,
         "styles": ["pipelined", "sequential"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ def test_a_model_that_does_not_fit_is_one_line(
     assert stored == b""
     assert said["error"]["kind"] == "bad_input"
     assert "\n" not in said["error"]["message"]
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(said["error"]["message"])
+    assert re.search(message, said["error"]["message"])
 
 
 def test_missing_values_that_reach_the_circuit_are_refused(tmp_path: Path) -> None:

@@ -76,12 +76,18 @@ class Residual(nn.Module):
         return self.inner(torch.relu(self.inner(x))) + self.inner(x)
 
 
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else 2 * x
+
+
 @pytest.mark.parametrize(
     ("net", "named"),
     [
         (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), "'1'.*gelu"),
         (nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), "'2'.*linear"),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), "'1'.*layer_norm"),
+        (nn.Sequential(nn.Linear(4, 4), Branch()), r"1 \(Branch\) can't be traced"),
         (nn.Softmax(1), "no dense or convolutional layer"),
         (Residual(), "add"),
     ],

@@ -63,6 +63,22 @@ def test_a_wrong_output_is_a_mismatch(write: Any, tmp_path: Path) -> None:
     assert {one.mismatches for one in found} == {1}
 
 
+@pytest.mark.parametrize("write", [write_pipelined, write_sequential])
+def test_an_output_that_the_circuits_port_would_cut_off_is_refused(
+    write: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net, shape = circuit_nets.dense()
+    rows = circuit_nets.rows(shape, 10)
+    model = circuit_nets.integers_of(net, rows, 5)
+    inputs, circuit = model.prepare({"inputs": rows}), write(model, tmp_path)
+    expected = model.run(inputs)
+    write_bench(circuit, inputs, expected, tmp_path)
+    expected[4, 1] += 1 << 40
+    with pytest.raises(TrainwrightError, match=r"output 1 needs \d+ bits, the circuit has \d+"):
+        write_bench(circuit, inputs, expected, tmp_path)
+
+
 def test_without_a_simulator_the_error_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
