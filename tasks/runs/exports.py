@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER, ExportReport
 from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.storage.objects import get_verified
 
 
 def sealed_exports(run: Run) -> list[ExportReport]:
     """The reports of a run's sealed exports, in the order of their kinds' names.
 
-    Raises CorruptArtefact for a report that can't be read.
+    Raises CorruptArtefact for a report that can't be read, or is not the sealed one.
     """
     keys = {item.key for item in run.objects.list(EXPORT_FOLDER)}
     found = []
@@ -21,8 +24,10 @@ def sealed_exports(run: Run) -> list[ExportReport]:
             continue
         where = f"{folder}/{ExportReport.FILE}"
         try:
-            found.append(ExportReport.model_validate_json(run.objects.get(where), extra="ignore"))
-        except (FileNotFoundError, ValueError):
+            sealed = json.loads(run.objects.get(key))["files"][ExportReport.FILE]["sha256"]
+            content = get_verified(run.objects, where, sealed)
+            found.append(ExportReport.model_validate_json(content, extra="ignore"))
+        except (FileNotFoundError, CorruptArtefact, KeyError, TypeError, ValueError):
             raise CorruptArtefact(
                 f"{run.uri}/{where}: missing or damaged; `trainwright export` makes it again"
             ) from None

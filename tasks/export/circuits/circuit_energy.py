@@ -7,7 +7,8 @@ One 8-bit addition takes 0.03 pJ, and a read of 64 bits from an 8 KiB memory 10 
 (Horowitz, "Computing's energy problem", ISSCC 2014, figure 1.1.9). The logic of an FPGA takes 14
 times the dynamic power of an ASIC's (Kuon and Rose, "Measuring the gap between FPGAs and ASICs",
 IEEE TCAD 26(2), 2007); its memories are as an ASIC's. A lookup table counts as one bit of an adder
-that works with every clock. Leakage, clock tree and pins are left out.
+that works with every clock. Leakage, clock tree, pins and multiplier
+blocks are left out.
 """
 
 from __future__ import annotations

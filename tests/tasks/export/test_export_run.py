@@ -269,15 +269,18 @@ def test_an_unknown_kind_is_refused(run: Run) -> None:
         export_run(run, "tflite")
 
 
+@pytest.mark.parametrize(
+    ("kind", "package"), [("onnx", "onnxruntime"), ("onnx-int8", "onnxscript"), ("rtl", "da4ml")]
+)
 def test_without_the_packages_the_error_says_how_to_install_them(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, kind: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else there(name)
+        importlib.util, "find_spec", lambda name: None if name == package else there(name)
     )
-    with pytest.raises(ServiceUnreachable, match=r"onnxruntime; `pip install .trainwright\[expor"):
-        export_run(run, "onnx")
+    with pytest.raises(ServiceUnreachable, match=rf"{package}; `pip install .trainwright\[expor"):
+        export_run(run, kind)
 
 
 @pytest.fixture

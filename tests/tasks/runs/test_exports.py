@@ -45,6 +45,13 @@ def test_an_export_without_its_seal_does_not_count(run: Run) -> None:
     assert sealed_exports(run) == []
 
 
+def test_a_report_that_changed_after_it_was_sealed_is_damaged(run: Run) -> None:
+    changed = write_export(run).model_copy(update={"agreement": 0.5})
+    run.objects.put(REPORT, changed.model_dump_json().encode())
+    with pytest.raises(CorruptArtefact, match=r"report\.json: missing or damaged"):
+        sealed_exports(run)
+
+
 @pytest.mark.parametrize("content", [b"{", b"{}", None], ids=["cut", "empty", "missing"])
 def test_a_damaged_report_is_one_line_that_says_what_to_do(run: Run, content: bytes | None) -> None:
     write_export(run)
