@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from trainwright.tasks.export.circuits import integer_model
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
+from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
+from trainwright.tasks.export.circuits.sequential import SequentialCircuit
 from trainwright.tasks.runs.artefacts.export_report import ExportReport
 
 _WIDTH, _HEIGHT, _GAP = 168, 74, 30
@@ -41,7 +44,12 @@ print(outputs[:3])
 """
 
 
-def write(report: ExportReport, model: IntegerModel, folder: Path) -> None:
+def write(
+    report: ExportReport,
+    model: IntegerModel,
+    circuits: Iterable[PipelinedCircuit | SequentialCircuit],
+    folder: Path,
+) -> None:
     """README.md, circuit.svg, integer_model.py and example_inputs.npy."""
     import numpy as np
 
@@ -50,7 +58,7 @@ def write(report: ExportReport, model: IntegerModel, folder: Path) -> None:
     examples = np.linspace(model.low, model.high, 5 * count).astype(np.int64).reshape(5, count)
     np.save(folder / "example_inputs.npy", examples)
     (folder / "circuit.svg").write_text(picture(model))
-    (folder / "README.md").write_text(_readme(report, model, folder))
+    (folder / "README.md").write_text(_readme(report, model, circuits, folder))
 
 
 def picture(model: IntegerModel) -> str:
@@ -92,7 +100,33 @@ def _bits(low: int, high: int) -> str:
     return f"{width} bits{', signed' if low < 0 else ''}"
 
 
-def _readme(report: ExportReport, model: IntegerModel, folder: Path) -> str:
+def _ports(circuit: PipelinedCircuit | SequentialCircuit, signed: bool) -> str:
+    """A sentence on the ports of a circuit, whose inputs are signed or not."""
+    kind = "signed" if signed else "unsigned"
+    if isinstance(circuit, SequentialCircuit):
+        return (
+            f"`sequential.v` has one multiplier. It takes the inputs one by one at `input_value` "
+            f"({circuit.input_bits} bits, {kind}), and gives the outputs one by one at "
+            f"`output_value` ({circuit.sum_bits} bits, signed); it reads "
+            "`sequential_weights.hex` and `sequential_biases.hex` from the current folder."
+        )
+    (inputs, bits), (outputs, width, dropped) = circuit.inputs, circuit.outputs
+    scaled = f" divided by {1 << dropped}," if dropped > 0 else ""
+    return (
+        f"`pipelined_wrapper.v` takes a row with every clock: at `model_inp` {inputs} inputs of "
+        f"{bits} bits, {kind}, side by side, the first in the lowest bits; at `model_out` "
+        f"{outputs} outputs of {width} bits, each the integer model's,{scaled} modulo 2^{width}. "
+        "`binop.v`, `multiplier.v`, `mux.v`, `negative.v` and `shift_adder.v` are da4ml's "
+        "(LGPL-3.0)."
+    )
+
+
+def _readme(
+    report: ExportReport,
+    model: IntegerModel,
+    circuits: Iterable[PipelinedCircuit | SequentialCircuit],
+    folder: Path,
+) -> str:
     style = next(iter(report.latency_cycles))
     everything = sorted(path.name for path in folder.glob("*.v"))
     pipelined = [name for name in everything if not name.startswith("sequential")]
@@ -127,11 +161,7 @@ def _readme(report: ExportReport, model: IntegerModel, folder: Path) -> str:
             ]
         ),
         f"Energy of one inference: {energy} ({report.energy_source}).",
-        "`pipelined.v` takes a vector with every clock: the inputs side by side, the first in the "
-        "lowest bits. `sequential.v` has one multiplier, and takes the inputs one by one; it reads "
-        "`sequential_weights.hex` and `sequential_biases.hex` from the current folder. "
-        "`binop.v`, `multiplier.v`, `mux.v`, `negative.v` and `shift_adder.v` are da4ml's "
-        "(LGPL-3.0).",
+        *(_ports(one, model.low < 0) for one in circuits),
         _SIMULATE.strip().format(style=style, files=" ".join([*core, f"{style}_bench.v"])),
         _SYNTHESISE.strip().format(files=" ".join([*core, f"{style}_harness.v"])),
         _NUMPY.strip(),

@@ -87,7 +87,7 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
     simulators = {one.tool: one.version for tools in simulated.values() for one in tools}
     tools = simulators | report.tools
     report = report.model_copy(update={"tools": tools, "phases_s": phases})
-    circuit_page.write(report, integers, folder)
+    circuit_page.write(report, integers, circuits.values(), folder)
     names = sorted(path.name for path in folder.iterdir())
     return report.model_copy(update={"files": names})
 

@@ -39,7 +39,10 @@ def test_a_small_net_becomes_circuits_that_are_right(tmp_path: Path) -> None:
     assert report.latency_cycles["pipelined"] < report.latency_cycles["sequential"]
     assert report.energy_j is not None
     assert set(report.files) == {path.name for path in out.iterdir()}
-    found = programs((out / "README.md").read_text())
+    readme = (out / "README.md").read_text()
+    for said in ("at `model_inp` 4 inputs of", "at `model_out` 3 outputs of", "`input_value` ("):
+        assert said in readme
+    found = programs(readme)
     assert set(found) == {"simulate.sh", "synthesise.sh", "predict_rows.py"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     printed = {}
