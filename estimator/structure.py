@@ -22,6 +22,9 @@ Precision = Literal["fp32", "fp64", "bf16", "amp"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
+_NOTHING = Affine(fixed=0.0, per_sample=0.0)
+
+
 class Module(FrozenModel):
     """A module, named by its path in the model; the model itself is named by its class.
 
@@ -45,6 +48,52 @@ class Layer(FrozenModel):
     output_shape: tuple[int, ...]
     parameters: int
     forward_flops: float
+
+
+class DenseProduct(FrozenModel):
+    """A layer that multiplies rows by one weight: `outputs` × `inputs`, an embedding's transposed.
+
+    A layer in the middle of a sequence has several rows for each sample.
+    """
+
+    kind: Literal["linear", "pointwise", "embedding"] = Field(
+        description="pointwise: a convolution of 1 × 1; embedding: picks rows of a table"
+    )
+    rows_per_sample: float
+    inputs: int
+    outputs: int
+
+
+Calls = tuple[tuple[int, float], ...]
+
+
+class LayerWork(FrozenModel):
+    """What a module computes itself, without its children, in a step of the structure's batch.
+
+    The finest part of a model that a layout treats apart. Operations are pairs: the index in the
+    structure's `trace`, and how many of these calls belong to this layer and phase (a fraction, if
+    one call does two things).
+    """
+
+    name: str
+    kind: str
+    parameters: tuple[str, ...] = Field(
+        default=(), description="names of the trained parameters that it uses first"
+    )
+    parameter_bytes: float = 0.0
+    shared: bool = Field(
+        default=False, description="whether another layer uses one of these parameters too"
+    )
+    dense: DenseProduct | None = None
+    calls: int = Field(default=1, ge=0, description="how often it runs in a forward pass")
+    output_bytes: Affine = _NOTHING
+    kept_bytes: Affine = Field(
+        default=_NOTHING,
+        description="made in a forward pass and needed by the backward pass, results included",
+    )
+    forward: Calls = ()
+    input_gradient: Calls = ()
+    weight_gradient: Calls = ()
 
 
 _MOST = 1e24
@@ -234,6 +283,11 @@ class Structure(FrozenModel):
     )
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
+    layer_work: list[LayerWork] = Field(
+        default_factory=list,
+        description="modules that compute something, in the order in which they first do; the "
+        "last is the loss; empty: not recorded",
+    )
     lifetimes: Lifetimes | None = Field(
         default=None,
         description="None: the order of operations depends on the batch size",

@@ -10,13 +10,14 @@ import functools
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch  # noqa: TID253 - recording runs in a separate process
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: TID253
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
+from trainwright.estimator.trace.layer_tracker import LayerTracker, Place
 from trainwright.estimator.trace.operations import OperationCall, describe, hidden_bytes, tensors
 
 BOOKKEEPING = ("prim", "profiler")  # namespaces of calls that do no work
@@ -31,6 +32,12 @@ class LayerSeen:
     parameters: int = 0
     forward_flops: float = 0.0
     leaf: bool = True
+    output_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    """what its operations made in a forward pass and the backward pass found, results included"""
+    dense: tuple[Literal["linear", "pointwise", "embedding"], int, int, int] | None = None
+    """if it is a plain dense product: kind, rows, inputs, outputs (`structure.DenseProduct`)"""
+    calls: int = 0
 
 
 @dataclass
@@ -41,10 +48,15 @@ class Recording:
     """
 
     operations: list[OperationCall] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    """by operation: its layer and phase"""
     forward_flops: float = 0.0
     activation_bytes: float = 0.0
     layers: dict[str, LayerSeen] = field(default_factory=dict)
-    layers_running: list[LayerSeen] = field(default_factory=list)
+    used_by: dict[str, list[str]] = field(default_factory=dict)
+    """by parameter: the layers that use it, in order"""
+    passes: int = 0
+    """forward passes"""
 
 
 class StorageEvent(NamedTuple):
@@ -84,6 +96,11 @@ class OperationRecorder(TorchDispatchMode):
         self.optimizing = False
         self.live_bytes = 0.0
         self.lives = Lives()
+        self.tracker = LayerTracker()
+        self.layers: dict[str, LayerSeen] = {}
+        """the model's modules by name"""
+        self._made_by: dict[int, tuple[str, float]] = {}
+        """by storage of a recorded forward pass that is alive: the layer that made it, its bytes"""
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._made = 0
 
@@ -110,13 +127,16 @@ class OperationRecorder(TorchDispatchMode):
         seen.live_bytes = self.live_bytes
         self.lives.events.append(StorageEvent(-1 - len(recording.operations), None))
         recording.operations.append(seen)
+        recording.places.append(
+            Place("", "update") if self.optimizing else self.tracker.place(func, args, out)
+        )
         packet = func._overloadpacket
         if self.forward and packet in flop_registry:
             # Like torch's counter, which has no formula for fused recurrent layers.
             flops = seen.flops if seen.family != "rnn" else 0.0
             recording.forward_flops += flops
-            if recording.layers_running:
-                recording.layers_running[-1].forward_flops += flops
+            if (layer := self.layers.get(self.tracker.now())) is not None:
+                layer.forward_flops += flops
 
     def watch(self, tensor: torch.Tensor, hidden_bytes: float = 0.0) -> None:
         """Count a tensor's storage as alive until it is freed.
@@ -134,9 +154,12 @@ class OperationRecorder(TorchDispatchMode):
         def ended(_: Any, key: int = key, size: float = size) -> None:
             self.live_bytes -= size
             self._storages.pop(key, None)
+            self._made_by.pop(number, None)
             events.append(StorageEvent(number, None))
 
         self._storages[key] = weakref.ref(storage, ended)
+        if self.forward and self.recording is not None:
+            self._made_by[number] = (self.tracker.now(), size)
         self.live_bytes += size
 
     def graph_begins(self) -> None:
@@ -145,15 +168,24 @@ class OperationRecorder(TorchDispatchMode):
         `graph_goes_on` records the beginning and the end of its backward pass.
         """
         self.lives.graphs.append([len(self.lives.events)])
+        if self.recording is not None:
+            self.recording.passes += 1
 
     def graph_goes_on(self) -> None:
         """See `graph_begins`."""
         self.lives.graphs[-1].append(len(self.lives.events))
+        if self.recording is not None and len(self.lives.graphs[-1]) == 2:
+            for layer in self.layers.values():
+                layer.kept_bytes = 0.0
+            for name, size in self._made_by.values():
+                if name in self.layers:
+                    self.layers[name].kept_bytes += size
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Recording]:
         """Record the operations that run inside."""
-        self.recording = Recording()
+        self.recording = Recording(layers=self.layers, used_by=self.tracker.used_by)
+        self.tracker.begin()
         self.lives.recorded = len(self.lives.events)
         try:
             yield self.recording

@@ -30,6 +30,8 @@ from trainwright.estimator.memory.step_memory import most_held_bytes
 from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.structure import Layer, Module, Structure
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.dense import dense_product
+from trainwright.estimator.trace.layer_work import layer_work
 from trainwright.estimator.trace.recorder import LayerSeen, Lives, OperationRecorder, Recording
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.training_step import (
@@ -79,12 +81,11 @@ def _traced(what: TrainingStepSpec, batch_size: int, *, fake: bool) -> _Traced:
             for one in (*model.parameters(), *model.buffers(), *tree_leaves(step.micro_batches)):
                 if isinstance(one, torch.Tensor):
                     recorder.watch(one)
-            layers = _follow_layers(model, recorder)
+            _follow_layers(model, recorder)
             step(recorder)
             idle = recorder.live_bytes
             with recorder.record() as recording:
                 step(recorder)
-    recording.layers = layers
     return _Traced(recording, step, idle, recorder.lives)
 
 
@@ -109,13 +110,13 @@ class _RealConstants(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> dict[str, LayerSeen]:
+def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> None:
     """Record the shape and FLOPs of each module as it runs.
 
     A shared parameter counts for the first module that has it.
     """
-    layers: dict[str, LayerSeen] = {}
     counted: set[int] = set()
+    recorder.tracker.watch_parameters(model)
     for name, module in model.named_modules():
         own = {
             id(one): one.numel()
@@ -125,24 +126,27 @@ def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> dict[
         counted |= own.keys()
         leaf = not any(True for _ in module.children())
         layer = LayerSeen(type(module).__name__, parameters=sum(own.values()), leaf=leaf)
-        layers[name or type(module).__name__] = layer
+        name = name or type(module).__name__
+        recorder.layers[name] = layer
 
-        def enter(_: Any, __: Any, layer: LayerSeen = layer) -> None:
-            if recorder.recording is not None and recorder.forward:
-                recorder.recording.layers_running.append(layer)
+        def enter(_: Any, __: Any, name: str = name) -> None:
+            if recorder.recording is not None:
+                recorder.tracker.enter(name)
+                recorder.layers[name].calls += recorder.forward
 
-        def leave(_: Any, __: Any, out: Any, layer: LayerSeen = layer) -> None:
-            if recorder.recording is not None and recorder.forward:
-                recorder.recording.layers_running.pop()
-                shapes = [
-                    tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)
-                ]
-                layer.output_shape = shapes[0] if shapes else layer.output_shape
+        def leave(module: Any, _: Any, out: Any, layer: LayerSeen = layer) -> None:
+            if recorder.recording is None:
+                return
+            recorder.tracker.leave()
+            results = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
+            if recorder.forward and results:
+                layer.output_shape = tuple(results[0].shape)
+                layer.output_bytes = float(sum(one.nbytes for one in results))
+                layer.dense = dense_product(module, results[0])
 
         module.register_forward_pre_hook(enter)
         # always_call: the model may catch an exception of the module and continue.
         module.register_forward_hook(leave, always_call=True)
-    return layers
 
 
 @contextlib.contextmanager
@@ -209,6 +213,9 @@ def _structure(
         features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
         operations=dict(Counter(one.kind for one in first.recording.operations)),
         trace=operations,
+        layer_work=layer_work(
+            model, first.recording, second.recording, size // what.accumulation, ran
+        ),
         lifetimes=lifetimes(first.lives, second.lives, size, operations, ran),
     )
     return made.model_copy(update={"most_held_bytes": most_held_bytes(made)})

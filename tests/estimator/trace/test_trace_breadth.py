@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -224,6 +225,40 @@ def test_a_model_is_traced_with_fake_tensors_and_agrees_with_torchs_counts(name:
     assert sum(one.parameters for one in structure.layers) == structure.parameters
     assert sum(one.count for one in structure.trace) == sum(structure.operations.values())
     assert peak_bytes(structure, 8) > peak_bytes(structure, 4) > structure.idle_bytes(4) > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_operation_before_the_update_belongs_to_one_layer_and_phase(name: str) -> None:
+    build, example, loss = MODELS[name]
+    structure = traced(build, example, 4, loss)
+    forward, all_of_it = Counter[int](), Counter[int]()
+    for layer in structure.layer_work:
+        for phase in (layer.forward, layer.input_gradient, layer.weight_gradient):
+            for operation, count in phase:
+                all_of_it[operation] += count
+        for operation, count in layer.forward:
+            forward[operation] += count
+    # What remains is the optimizer's.
+    rest = {
+        number: one.count - all_of_it[number]
+        for number, one in enumerate(structure.trace)
+        if one.count - all_of_it[number] > 1e-9
+    }
+    assert all(count <= structure.trace[number].count for number, count in all_of_it.items())
+    assert all(structure.trace[number].kind.startswith(("aten._foreach", "aten.")) for number in rest)
+    assert not any(structure.trace[number].flops(4) for number in rest)
+    names = {one.name: one.forward_flops for one in structure.layers}
+    for layer in structure.layer_work:
+        flops = sum(
+            count * structure.trace[operation].flops(4)
+            for operation, count in layer.forward
+            if structure.trace[operation].family != "rnn"
+        )
+        assert flops == pytest.approx(names.get(layer.name, 0.0)), layer.name
+    own = [one for layer in structure.layer_work for one in layer.parameters]
+    trained = dict(build().named_parameters())
+    assert len(own) == len(set(own))
+    assert set(own) <= trained.keys()
 
 
 @pytest.mark.parametrize(
