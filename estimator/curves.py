@@ -9,7 +9,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -92,6 +92,26 @@ class Basis(FrozenModel):
     torch: str
 
 
+class LayerCost(FrozenModel):
+    """Seconds of a layer in a step, by phase, as lines over the batch size.
+
+    In proportion to those of the other layers: `DeviceCurve.layer_seconds` scales them.
+    """
+
+    name: str
+    forward: Affine
+    input_gradient: Affine
+    weight_gradient: Affine
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of a layer's phases in a step on a device."""
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+
+
 class DeviceCurve(FrozenModel):
     """A model's training step on one kind of device: type, cores, speed, and whose memory it uses.
 
@@ -163,6 +183,13 @@ class DeviceCurve(FrozenModel):
     notes: tuple[str, ...] = Field(default=(), description="notes for users about this prediction")
     basis: Basis | None = Field(default=None, description="None: not from a calibration")
     learned_from: int = Field(default=0, description="number of finished runs that corrected it")
+    layers: tuple[LayerCost, ...] = Field(
+        default=(), description="in the order of the forward pass; empty: not known"
+    )
+    update: Affine = Field(
+        default=Affine(fixed=0.0, per_sample=0.0),
+        description="seconds of the optimizer, in proportion to `layers`",
+    )
     calibrated_time_knots: Knots | None = Field(
         default=None, description="`time_knots` before finished runs corrected them"
     )
@@ -176,6 +203,25 @@ class DeviceCurve(FrozenModel):
             return (self.time_knots or self.step_time_s)(batch_size)
         pieces = min(micro_batches, batch_size)
         return pieces * self.micro_batch_s(batch_size / pieces)
+
+    def layer_seconds(self, batch_size: int) -> tuple[list[LayerSeconds], float]:
+        """Median seconds of each layer in a step of b samples, and of the optimizer.
+
+        Together, they are `median_s` without the training loop's part.
+        """
+        parts = [
+            (
+                one.forward(batch_size),
+                one.input_gradient(batch_size),
+                one.weight_gradient(batch_size),
+            )
+            for one in self.layers
+        ]
+        update = self.update(batch_size)
+        total = update + sum(map(sum, parts))
+        step_s = self.median_s(batch_size) - (self.loop_part_s(batch_size) or 0.0)
+        scale = max(0.0, step_s) / total if total > 0 else 0.0
+        return [LayerSeconds(*(scale * one for one in part)) for part in parts], scale * update
 
     def micro_batch_s(self, size: float) -> float:
         """Median seconds of a micro-batch: a sample takes no less time than in a larger one.

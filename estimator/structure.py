@@ -64,15 +64,10 @@ class DenseProduct(FrozenModel):
     outputs: int
 
 
-Calls = tuple[tuple[int, float], ...]
+class LayerFacts(FrozenModel):
+    """The finest part of a model that a layout treats apart: a module without its children.
 
-
-class LayerWork(FrozenModel):
-    """What a module computes itself, without its children, in a step of the structure's batch.
-
-    The finest part of a model that a layout treats apart. Operations are pairs: the index in the
-    structure's `trace`, and how many of these calls belong to this layer and phase (a fraction, if
-    one call does two things).
+    Its code computes something itself; the last one of a model is the loss.
     """
 
     name: str
@@ -91,9 +86,25 @@ class LayerWork(FrozenModel):
         default=_NOTHING,
         description="made in a forward pass and needed by the backward pass, results included",
     )
+
+
+Calls = tuple[tuple[int, float], ...]
+
+
+class LayerWork(LayerFacts):
+    """A layer with its operations in a step of the structure's batch.
+
+    Operations are pairs: the index in the structure's `trace`, and how many of these calls belong
+    to this layer and phase (a fraction, if one call does two things).
+    """
+
     forward: Calls = ()
     input_gradient: Calls = ()
     weight_gradient: Calls = ()
+
+    def facts(self) -> LayerFacts:
+        """The layer without its operations."""
+        return LayerFacts(**{name: getattr(self, name) for name in LayerFacts.model_fields})
 
 
 _MOST = 1e24

@@ -175,6 +175,20 @@ class Calibration(FrozenModel):
                 uncertainty = self._uncertainty(work, took)
         return list(itertools.accumulate(raw, max)), uncertainty
 
+    def operation_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> Any:
+        """Seconds of all calls of each operation of the trace, before the step's correction.
+
+        Shape: (batch sizes, operations).
+        """
+        import numpy as np
+
+        step, found = StepWork(structure), np.zeros((len(batch_sizes), len(structure.trace)))
+        for row, size in zip(found, batch_sizes, strict=True):
+            work = step(size)
+            for family, (seconds, _) in self._op_times(work, structure.precision).items():
+                row[list(work[family].places)] = seconds
+        return found
+
     def _uncertainty(
         self, work: Mapping[str, FamilyWork], took: Mapping[str, tuple[Any, Any]]
     ) -> StepUncertainty:

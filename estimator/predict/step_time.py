@@ -12,9 +12,11 @@ import math
 from typing import Any
 
 from trainwright.estimator.curves import (
+    Affine,
     Basis,
     DeviceCurve,
     Knots,
+    LayerCost,
     Mode,
     line_above,
     line_through,
@@ -37,6 +39,7 @@ from trainwright.estimator.memory.step_memory import (
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.predict.energy import PowerDraw, datasheet_power, power_of, step_energy
+from trainwright.estimator.predict.layer_times import layer_costs
 from trainwright.estimator.predict.op_cost import Roofline
 from trainwright.estimator.predict.step_work import cost_family
 from trainwright.estimator.quantiles import NINETY
@@ -102,7 +105,16 @@ def predict_curve(
         )
     else:
         mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
-        times = [_roofline(structure, device, size) / cores_used(cores) for size in sizes]
+        times = [sum(_roofline(structure, device, size)) / cores_used(cores) for size in sizes]
+    layers: tuple[tuple[LayerCost, ...], Affine] = ((), Affine(fixed=0.0, per_sample=0.0))
+    if structure.layer_work and batch_size is None:
+        few = sorted({sizes[0], at, sizes[-1]})
+        by_operation = (
+            calibration.operation_times_s(structure, few)
+            if calibration is not None
+            else [_roofline(structure, device, size) for size in few]
+        )
+        layers = layer_costs(structure, few, by_operation)
     power = _power(device_type, calibration, cores, power_w)
     memory = [peak_bytes(structure, size) for size in sizes]
     safe = rising(
@@ -134,6 +146,8 @@ def predict_curve(
         energy_source=power.energy_source,
         basis=basis,
         notes=notes,
+        layers=layers[0],
+        update=layers[1],
     )
 
 
@@ -188,9 +202,9 @@ def _around(batch_size: int) -> list[int]:
     return sorted({*near, batch_size, 2 * batch_size})
 
 
-def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
-    """Σ latency + max(flops / F, bytes / B): the datasheet's estimate."""
-    took, rooflines = 0.0, dict[tuple[str, str], Roofline]()
+def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> list[float]:
+    """The datasheet's estimate of each operation's calls: latency + max(flops / F, bytes / B)."""
+    took, rooflines = [], dict[tuple[str, str], Roofline]()
     for one in structure.trace:
         groups = one.dims.get("groups")
         what = (
@@ -199,7 +213,9 @@ def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> floa
         )
         if what not in rooflines:
             rooflines[what] = reached(device, *what)
-        took += one.count * float(rooflines[what](one.flops(batch_size), one.bytes(batch_size)))
+        took.append(
+            one.count * float(rooflines[what](one.flops(batch_size), one.bytes(batch_size)))
+        )
     return took
 
 

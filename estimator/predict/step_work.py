@@ -38,6 +38,8 @@ class FamilyWork:
     flops: Any
     bytes: Any
     dims: Mapping[str, Any]
+    places: tuple[int, ...] = ()
+    """the groups' indices in the structure's trace, if it has one"""
 
     def points(self, names: Sequence[str], flops_factor: float = 1.0) -> Any:
         """The coordinates of the operations: logarithms of FLOPs, bytes and the sizes `names`.
@@ -74,13 +76,15 @@ class StepWork:
 
         calls = Counter[str]()
         families: dict[str, list[Operation]] = {}
-        for one in structure.trace:
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(structure.trace):
             calls[known_as(one)] += one.count
             groups = one.dims.get("groups")
             family = cost_family(
                 one.family, {"groups": groups(structure.batch_size)} if groups else {}
             )
             families.setdefault(family, []).append(one)
+            places.setdefault(family, []).append(place)
         moved = [
             sum(one.count * getattr(one.bytes, part) for one in structure.trace)
             for part in ("fixed", "per_sample")
@@ -100,6 +104,7 @@ class StepWork:
                 _lines([one.flops for one in members]),
                 _lines([one.bytes for one in members]),
                 lines,
+                tuple(places[family]),
             )
         tells = (*_TABLE_GRADIENTS, *_PRODUCTS, _SUM, _ROOT)
         has_tables = any(one.kind in _TABLE_GRADIENTS for one in structure.trace)
@@ -116,8 +121,9 @@ class StepWork:
                 flops(batch_size),
                 moved(batch_size),
                 {name: line(batch_size) for name, line in dims.items()},
+                of_trace,
             )
-            for family, (kinds, counts, flops, moved, dims) in self._families.items()
+            for family, (kinds, counts, flops, moved, dims, of_trace) in self._families.items()
         }
         zeros = zeros_of_tables(
             (known_as(one), one.count, {name: line(batch_size) for name, line in one.dims.items()})

@@ -11,9 +11,7 @@ from torch import nn  # noqa: TID253
 Kind = Literal["linear", "pointwise", "embedding"]
 
 
-def dense_product(
-    module: nn.Module, output: torch.Tensor
-) -> tuple[Kind, int, int, int] | None:
+def dense_product(module: nn.Module, output: torch.Tensor) -> tuple[Kind, int, int, int] | None:
     """Kind, rows, inputs and outputs of the product that a module is; None if it is another.
 
     A subclass or a changed `forward` may compute something else, and so is none.

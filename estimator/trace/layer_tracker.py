@@ -79,9 +79,7 @@ class LayerTracker:
     def place(self, func: Any, args: Any, out: Any) -> Place:
         """Where an operation of the forward or backward pass belongs."""
         node = torch._C._current_autograd_node()
-        used = {
-            name: one for one in tensors(args) if (name := self._parameter_of(one)) is not None
-        }
+        used = {name: one for one in tensors(args) if (name := self._parameter_of(one)) is not None}
         if node is None:
             layer = self.now()
             self._shapes.setdefault(layer, set()).update(map(_shape, used.values()))

@@ -97,6 +97,7 @@ def estimate(
     return Estimate(
         mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
         curves=curves,
+        layers=[one.facts() for one in structure.layer_work],
         learned_from=max((curve.learned_from for curve in curves), default=0),
         # bf16 gradients are summed in fp32.
         gradient_bytes=structure.parameter_bytes * (2 if structure.precision == "bf16" else 1),

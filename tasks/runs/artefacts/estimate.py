@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trainwright.estimator.curves import DeviceCurve, Mode
 from trainwright.estimator.predict.communication import Link
+from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.spec.pool import Device
 
@@ -20,6 +21,10 @@ class Estimate(Artefact):
     curves: list[DeviceCurve]
     learned_from: int = Field(
         default=0, description="number of finished runs that corrected the curves; the highest"
+    )
+    layers: list[LayerFacts] = Field(
+        default_factory=list,
+        description="the model's layers, in the order of the forward pass; empty: not known",
     )
     gradient_bytes: float = Field(description="bytes that each step's all-reduce carries")
     calibrations: dict[str, str] = Field(

@@ -245,7 +245,9 @@ def test_every_operation_before_the_update_belongs_to_one_layer_and_phase(name: 
         if one.count - all_of_it[number] > 1e-9
     }
     assert all(count <= structure.trace[number].count for number, count in all_of_it.items())
-    assert all(structure.trace[number].kind.startswith(("aten._foreach", "aten.")) for number in rest)
+    assert all(
+        structure.trace[number].kind.startswith(("aten._foreach", "aten.")) for number in rest
+    )
     assert not any(structure.trace[number].flops(4) for number in rest)
     names = {one.name: one.forward_flops for one in structure.layers}
     for layer in structure.layer_work:
