@@ -7,7 +7,6 @@ from typing import Literal
 import torch  # noqa: TID253 - tracing runs in a separate process
 from torch import nn  # noqa: TID253
 
-
 Kind = Literal["linear", "pointwise", "embedding"]
 
 

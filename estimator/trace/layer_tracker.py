@@ -69,7 +69,7 @@ class LayerTracker:
         self._changed()
 
     def _changed(self) -> None:
-        self._begins.append(torch.autograd._get_sequence_nr())
+        self._begins.append(_next_number())
         self._layers.append(self.now())
 
     def now(self) -> str:
@@ -78,7 +78,7 @@ class LayerTracker:
 
     def place(self, func: Any, args: Any, out: Any) -> Place:
         """Where an operation of the forward or backward pass belongs."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         used = {name: one for one in tensors(args) if (name := self._parameter_of(one)) is not None}
         if node is None:
             layer = self.now()
@@ -130,6 +130,11 @@ class LayerTracker:
         """The name of the parameter that a tensor is, or is a view or a copy of."""
         known = self._parameters.get(tensor.untyped_storage()._cdata)
         return known[1] if known is not None and known[0]() is not None else None
+
+
+def _next_number() -> int:
+    """The number that autograd gives to the next node."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
