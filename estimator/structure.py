@@ -72,8 +72,9 @@ class LayerFacts(FrozenModel):
 
     name: str
     kind: str
-    parameters: tuple[str, ...] = Field(
-        default=(), description="names of the trained parameters that it uses first"
+    parameters: dict[str, int] = Field(
+        default_factory=dict,
+        description="elements of each trained parameter that it is the first to use",
     )
     parameter_bytes: float = 0.0
     shared: bool = Field(

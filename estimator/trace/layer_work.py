@@ -44,7 +44,7 @@ def layer_work(
             LayerWork(
                 name=name,
                 kind=seen.kind,
-                parameters=tuple(own),
+                parameters={one: trained[one].numel() for one in own},
                 parameter_bytes=float(sum(trained[one].nbytes for one in own)),
                 shared=any(len(users) > 1 for users in _uses(first, name)),
                 dense=_dense(seen, micro_batch),

@@ -87,7 +87,7 @@ def test_a_convolution_makes_both_gradients_in_one_operation_unless_it_is_the_fi
 def test_sizes_are_those_of_the_layers_own_results_and_parameters() -> None:
     structure = traced(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     first, activation = (by_name(structure)[name] for name in ("0", "1"))
-    assert first.parameters == ("0.weight", "0.bias")
+    assert first.parameters == {"0.weight": 128, "0.bias": 16}
     assert first.parameter_bytes == 4 * (8 * 16 + 16)
     assert first.output_bytes(16) == first.output_bytes(1) * 16 == 4 * 16 * 16
     # The backward pass of ReLU needs its result, and so does that of the next layer: one tensor.
@@ -135,9 +135,9 @@ def test_a_parameter_that_two_layers_use_makes_both_shared() -> None:
     structure = traced(_Tied, TOKENS)
     layers = by_name(structure)
     assert layers["table"].shared
-    assert layers["table"].parameters == ("table.weight",)
+    assert layers["table"].parameters == {"table.weight": 24}
     assert layers["_Tied"].shared
-    assert layers["_Tied"].parameters == ()
+    assert layers["_Tied"].parameters == {}
     assert not layers["middle"].shared
     dense = layers["table"].dense
     assert dense is not None

@@ -1,0 +1,57 @@
+"""The time of a transfer between ranks on some machines.
+
+A message of m bytes takes α + m / β. A sum is a ring over all ranks (`communication.all_reduce`).
+In other transfers every rank sends to every other at once: each machine's link carries what its
+ranks send to other machines, in both directions at once, and the memory of a machine carries what
+its ranks send to each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainwright.estimator.predict.communication import Link, all_reduce
+from trainwright.tasks.allocate.layouts.transfers import Moved
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of some ranks. `between` has the link of each machine to the others."""
+
+    machines: tuple[str, ...]
+    """by rank"""
+    between: dict[str, Link]
+    inside: Link
+
+    def seconds(self, moved: Moved) -> float:
+        """The time of one transfer."""
+        ranks = len(self.machines)
+        if ranks == 1:
+            return 0.0
+        if moved.pairs is None:
+            return max(all_reduce(link, moved.ring_bytes, ranks).median for link in self._used())
+        return self._pairs(moved)
+
+    def _used(self) -> list[Link]:
+        """The links that a ring over all ranks crosses."""
+        names = set(self.machines)
+        crossed = [self.between[name] for name in sorted(names)] if len(names) > 1 else []
+        return [*crossed, self.inside] if len(names) < len(self.machines) else crossed
+
+    def _pairs(self, moved: Moved) -> float:
+        import numpy as np
+
+        found = 0.0
+        here = np.array(self.machines)
+        for name in sorted(set(self.machines)):
+            mine = here == name
+            within = moved.pairs[np.ix_(mine, mine)].sum()
+            if mine.sum() > 1:
+                found = max(found, self.inside.time(mine.sum() - 1, within).median)
+            if mine.all():
+                continue
+            out = moved.pairs[np.ix_(mine, ~mine)].sum()
+            into = moved.pairs[np.ix_(~mine, mine)].sum()
+            messages = float((~mine).sum())
+            found = max(found, self.between[name].time(messages, max(out, into)).median)
+        return found

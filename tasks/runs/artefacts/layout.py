@@ -1,0 +1,94 @@
+"""A layout: which device holds which part of the model, and how copies are kept equal."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from trainwright.tasks.runs.value import Value
+
+LayoutName = Literal[
+    "data-parallel", "late-multiply", "sharded", "hybrid", "pipeline", "averaging", "mixed"
+]
+LAYOUT_NAMES: tuple[LayoutName, ...] = get_args(LayoutName)
+Sync = Literal["sum", "factors", "rows", "average"]
+"""How the copies of a layer's parameters are kept equal.
+
+sum: gradients are summed over all. factors: inputs and output gradients are gathered, and every
+device multiplies them itself. rows: each device holds some rows of the weight. average: every
+device trains alone for some steps, then parameters are averaged.
+"""
+DATA_PARALLEL: LayoutName = "data-parallel"
+CHUNK_BYTES = 4 << 20
+
+
+class Stage(Value):
+    """A part of the model on a device."""
+
+    device: str = Field(description="the device's id in the plan")
+    layers: list[str] = Field(description="modules, each with all modules inside it")
+    recompute: list[str] = Field(
+        default_factory=list,
+        description="modules whose forward pass is done again in the backward pass, to save memory",
+    )
+
+
+class Pipeline(Value):
+    """A copy of the model, in one or several stages, and its part of the batch."""
+
+    micro_batches: list[int] = Field(description="samples of each micro-batch of a step")
+    stages: list[Stage]
+
+
+class Layout(Value):
+    """How a step is divided among devices."""
+
+    name: LayoutName = DATA_PARALLEL
+    pipelines: list[Pipeline]
+    sync: dict[str, Sync] = Field(
+        default_factory=dict,
+        description="by layer with parameters, where it is not `sum`",
+    )
+    rows: dict[str, dict[str, tuple[int, int]]] = Field(
+        default_factory=dict,
+        description="by layer with sync `rows`: the rows of its weight that each device holds, "
+        "[first, end)",
+    )
+    average_every: int | None = Field(
+        default=None, ge=1, description="steps between averages; None: nothing is averaged"
+    )
+    chunk_bytes: int = Field(
+        default=CHUNK_BYTES, ge=1, description="gradients are summed in chunks of this size"
+    )
+    factor_type: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="the type in which factors are sent"
+    )
+    resend_every: int = Field(
+        default=100,
+        ge=1,
+        description="steps between copies of late-multiplied weights from their owner to all: "
+        "unlike devices round differently",
+    )
+
+    @property
+    def devices(self) -> list[str]:
+        """The ids of all devices, in the order of pipelines and stages."""
+        return [stage.device for pipeline in self.pipelines for stage in pipeline.stages]
+
+    def how(self, layer: str) -> Sync:
+        """How a layer's copies are kept equal."""
+        return self.sync.get(layer, "average" if self.average_every else "sum")
+
+
+def name_of(syncs: set[Sync], stages: int) -> LayoutName:
+    """The word for a layout in which the layers with parameters have these syncs."""
+    if "average" in syncs:
+        return "averaging" if syncs == {"average"} and stages == 1 else "mixed"
+    if stages > 1:
+        return "pipeline" if syncs <= {"sum"} else "mixed"
+    if syncs <= {"sum"}:
+        return DATA_PARALLEL
+    if syncs == {"factors"}:
+        return "late-multiply"
+    return "sharded" if syncs == {"rows"} else "hybrid"

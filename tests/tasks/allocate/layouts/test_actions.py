@@ -1,0 +1,174 @@
+"""What each rank does in a step: the lists of actions can be executed, whatever the layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_cases import ACTIVATION, LOSS, convolution, dense_layer, layout_of, models_and_layouts
+
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.actions import Action, actions_of
+from trainwright.tasks.allocate.layouts.check import problem_of
+from trainwright.tasks.allocate.layouts.chunks import chunks_of
+from trainwright.tasks.allocate.layouts.permitted import require_permitted
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts.layout import Layout
+
+MODEL = [
+    convolution("conv", 500),
+    ACTIVATION,
+    dense_layer("fc1", 30, 20),
+    dense_layer("fc2", 20, 10),
+    LOSS,
+]
+
+
+def holders(layers: list[LayerFacts], layout: Layout) -> dict[str, set[int]]:
+    """The ranks that update each layer."""
+    everyone = set(range(len(layout.pipelines)))
+    return {one.name: everyone for one in layers if one.parameters}
+
+
+def names(actions: list[Action]) -> list[str]:
+    return [action.name for action in actions]
+
+
+@settings(max_examples=300, deadline=None)
+@given(models_and_layouts())
+def test_the_actions_of_any_permitted_layout_can_be_executed(
+    case: tuple[list[LayerFacts], Layout],
+) -> None:
+    layers, layout = case
+    require_permitted(layout, layers, layout.devices)
+    lists = actions_of(layout, layers)
+    assert len(lists) == len(layout.pipelines)
+    assert problem_of(lists, holders(layers, layout)) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(models_and_layouts(), st.data())
+def test_a_damaged_list_is_found(
+    case: tuple[list[LayerFacts], Layout], data: st.DataObject
+) -> None:
+    layers, layout = case
+    lists = [list(one) for one in actions_of(layout, layers)]
+    rank = data.draw(st.integers(0, len(lists) - 1))
+    important = [
+        place
+        for place, action in enumerate(lists[rank])
+        if action.group or action.kind in ("update", "wait")
+    ]
+    if not important:
+        return
+    place = data.draw(st.sampled_from(important))
+    action = lists[rank][place]
+    if data.draw(st.booleans()):
+        del lists[rank][place]
+    else:
+        lists[rank].insert(place, action)
+    # Alone, a transfer has nobody to miss.
+    assert problem_of(lists, holders(layers, layout)) is not None
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=3), min_size=1, max_size=8),
+    st.integers(1, 40),
+)
+def test_chunks_hold_every_gradient_once_in_backward_order(
+    sizes: list[list[int]], most: int
+) -> None:
+    layers = [
+        LayerFacts(
+            name=str(number),
+            kind="any",
+            parameters={f"{number}.{place}": size for place, size in enumerate(own)},
+        )
+        for number, own in enumerate(sizes)
+    ]
+    chunks = chunks_of(layers, most)
+    pieces = [piece for chunk in chunks for piece in chunk.pieces]
+    assert all(0 < chunk.elements <= most for chunk in chunks)
+    backward = [
+        (name, size) for one in reversed(layers) for name, size in reversed(one.parameters.items())
+    ]
+    assert [(name, place) for name, size in backward for place in range(size)] == [
+        (piece.parameter, place) for piece in pieces for place in range(piece.begin, piece.end)
+    ]
+
+
+def test_gradients_are_sent_in_the_order_of_the_backward_pass_while_it_goes_on() -> None:
+    layout = layout_of([[8], [4]], {"fc1": "factors"}, chunk_bytes=4 * 300)
+    actions = actions_of(layout, MODEL)[0]
+    started = [action.name for action in actions if action.started]
+    assert started == ["sum fc2.bias:0", "factors fc1", "sum conv.weight:0", "sum conv.weight:300"]
+    order = names(actions)
+    assert order.index("sum fc2.bias:0") < order.index("input gradient fc1 0")
+    # Factors are multiplied at the end, when all have come.
+    assert order.index("weight gradient fc1") > order.index("weight gradient conv 0")
+
+
+def test_a_sharded_layer_gathers_inputs_and_sums_input_gradients_in_every_micro_batch() -> None:
+    layout = layout_of([[8, 8], [4]], {"fc1": "rows"}, {"fc1": [15, 5]})
+    order = names(actions_of(layout, MODEL)[1])
+    for part in (0, 1):
+        steps = [
+            f"inputs fc1 {part}",
+            f"forward fc1 {part}",
+            f"outputs fc1 {part}",
+            f"output gradients fc1 {part}",
+            f"input gradient fc1 {part}",
+            f"input gradients fc1 {part}",
+            f"weight gradient fc1 {part}",
+        ]
+        places = [order.index(name) for name in steps]
+        assert places == sorted(places)
+    assert not any("sum fc1" in name for name in order)
+
+
+def test_alone_a_rank_sends_nothing() -> None:
+    layout = layout_of([[8]], {"fc1": "factors", "fc2": "rows"}, {"fc2": [10]})
+    actions = actions_of(layout, MODEL)[0]
+    assert not any(action.group for action in actions)
+    assert problem_of([actions], holders(MODEL, layout)) is None
+
+
+def test_two_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
+    one = Action("gather", "first", "fc1", 0, (0, 1))
+    two = replace(one, name="second")
+    assert "would meet" in str(problem_of([[one, two], [two, one]], {}))
+    third = Action("gather", "with another", "fc1", 0, (0, 2))
+    fourth = Action("gather", "between others", "fc1", 0, (1, 2))
+    lists = [[one, third], [fourth, one], [third, fourth]]
+    assert "wait for ever" in str(problem_of(lists, {}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (
+            layout_of([[1], [1]], {"conv": "factors"}),
+            "conv can't be factors: a Conv2d is not a plain product",
+        ),
+        (layout_of([[1], [1]], {"nothing": "sum"}), "got the layer 'nothing'"),
+        (
+            layout_of([[1], [1]], {"fc1": "rows"}, {"fc1": [10, 5]}),
+            "hold 15 rows; its weight has 20",
+        ),
+        (layout_of([[1], [1]], {"fc1": "average"}), "average_every is not set"),
+        (layout_of([[1], [1]], {"fc1": "sum"}, {"fc1": [10, 10]}), "whose sync is not rows"),
+        (layout_of([[1]]), "the plan's are device-0, device-1"),
+    ],
+)
+def test_a_layout_that_the_model_does_not_permit_is_refused(layout: Layout, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        require_permitted(layout, MODEL, ["device-0", "device-1"])
+
+
+def test_a_shared_weight_is_not_divided() -> None:
+    shared = [MODEL[2].model_copy(update={"shared": True}), LOSS]
+    for sync in ("factors", "rows"):
+        with pytest.raises(BadInput, match=f"fc1 can't be {sync}: another layer uses its weight"):
+            require_permitted(layout_of([[1]], {"fc1": sync}), shared, ["device-0"])

@@ -1,0 +1,125 @@
+"""The predicted step of a layout: times of computation, transfers that overlap, bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_cases import LOSS, convolution, dense_layer, layout_of, models_and_layouts
+
+from trainwright.estimator.curves import Affine, DeviceCurve, LayerCost
+from trainwright.estimator.predict.communication import Link
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.network import Network
+from trainwright.tasks.allocate.layouts.simulate import StepSimulator
+from trainwright.tasks.runs.artefacts.layout import Layout
+
+NOTHING = Affine(fixed=0.0, per_sample=0.0)
+
+
+def per_sample(seconds: float) -> Affine:
+    return Affine(fixed=0.0, per_sample=seconds)
+
+
+def curve_of(layers: list[LayerFacts], speed: float = 1.0) -> DeviceCurve:
+    """A device that takes 1 ms a sample for each phase of each layer with parameters."""
+    each = per_sample(1e-3 / speed)
+    costs = tuple(
+        LayerCost(
+            name=one.name,
+            forward=each if one.parameters else NOTHING,
+            input_gradient=each if one.parameters else NOTHING,
+            weight_gradient=each if one.parameters else NOTHING,
+        )
+        for one in layers
+    )
+    count = sum(bool(one.parameters) for one in layers)
+    return DeviceCurve(
+        device_type="cpu",
+        mode="calibrated",
+        coverage=1.0,
+        step_time_s=per_sample(3e-3 * max(1, count) / speed),
+        low_factor=1.0,
+        high_factor=1.0,
+        peak_memory_bytes=per_sample(1.0),
+        layers=costs,
+        update=NOTHING,
+    )
+
+
+def network(ranks: int, bytes_per_s: float, latency_s: float = 0.0) -> Network:
+    """Every rank on a machine of its own."""
+    link = Link(bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, spread=0.0)
+    machines = tuple(f"machine-{number}" for number in range(ranks))
+    return Network(machines, dict.fromkeys(machines, link), link)
+
+
+def simulator(
+    layers: list[LayerFacts], speeds: list[float], bytes_per_s: float = 1e12
+) -> StepSimulator:
+    curves = [curve_of(layers, speed) for speed in speeds]
+    return StepSimulator(layers, curves, network(len(speeds), bytes_per_s))
+
+
+MODEL = [convolution("conv", 100), dense_layer("fc", 100, 100, bias=False), LOSS]
+
+
+def test_a_fast_network_leaves_the_slowest_ranks_computation() -> None:
+    step = simulator(MODEL, [1.0, 2.0])(layout_of([[8], [8]]))
+    assert step.step_s == pytest.approx(8 * 6e-3, rel=1e-3)
+    assert step.seconds(0)["compute"] == pytest.approx(8 * 6e-3, rel=1e-3)
+    assert step.seconds(1)["wait"] == pytest.approx(8 * 3e-3, rel=1e-2)
+
+
+def test_a_sum_overlaps_the_backward_pass_of_earlier_layers() -> None:
+    # The sum of fc (40 kB) takes as long as the backward pass of conv: 2 ms for one sample.
+    slow = simulator(MODEL, [1.0, 1.0], bytes_per_s=40_000 / 2e-3)
+    step = slow(layout_of([[1], [1]], chunk_bytes=1 << 20))
+    last = layout_of([[1], [1]], chunk_bytes=40_000)
+    # In one chunk, nothing overlaps; in two, only the last one is left after the backward pass.
+    assert step.step_s == pytest.approx(6e-3 + 2.02e-3, rel=0.03)
+    assert slow(last).step_s == pytest.approx(6e-3 + 0.02e-3, rel=0.03)
+
+
+def test_factors_send_fewer_bytes_and_multiply_the_joint_batch() -> None:
+    summed = simulator(MODEL, [1.0, 1.0])(layout_of([[4], [4]]))
+    factors = simulator(MODEL, [1.0, 1.0])(layout_of([[4], [4]], {"fc": "factors"}))
+    agree = 1024
+    assert summed.sent_bytes[0] == pytest.approx(4 * (100 + 100 * 100) + agree)
+    assert factors.sent_bytes[0] == pytest.approx(4 * 100 + 4 * 4 * (100 + 100) + agree)
+    # 4 samples of 6 ms; the weight gradient of fc is of 8.
+    assert factors.step_s == pytest.approx(4 * 6e-3 + 4 * 1e-3, rel=0.01)
+    half = layout_of([[4], [4]], {"fc": "factors"}, factor_type="bf16")
+    sent = simulator(MODEL, [1.0, 1.0])(half).sent_bytes[0]
+    assert sent == pytest.approx(4 * 100 + 2 * 4 * (100 + 100) + agree)
+
+
+def test_a_sharded_layers_work_follows_the_rows() -> None:
+    layout = layout_of([[4], [4]], {"fc": "rows"}, {"fc": [75, 25]})
+    step = simulator(MODEL, [1.0, 1.0])(layout)
+    # conv: 4 samples of 3 ms; fc: three quarters of 8 samples of 3 ms.
+    assert step.step_s == pytest.approx(12e-3 + 18e-3, rel=0.01)
+    inputs, outputs = 4 * 4 * 100, 4 * 4 * 75
+    gradients, sums = 4 * 4 * 25, 4 * 4 * 100
+    sent = 4 * 100 + 1024 + inputs + outputs + gradients + sums
+    assert step.sent_bytes[0] == pytest.approx(sent)
+
+
+@settings(max_examples=150, deadline=None)
+@given(models_and_layouts(), st.floats(1e3, 1e9), st.floats(1.0, 4.0))
+def test_a_step_takes_as_long_as_its_slowest_part_and_no_longer_with_a_faster_network(
+    case: tuple[list[LayerFacts], Layout], bytes_per_s: float, faster: float
+) -> None:
+    layers, layout = case
+    ranks = len(layout.pipelines)
+    curves = [curve_of(layers, 1.0 + number) for number in range(ranks)]
+    slow, fast = (
+        StepSimulator(layers, curves, network(ranks, bandwidth))(layout)
+        for bandwidth in (bytes_per_s, bytes_per_s * faster)
+    )
+    assert fast.step_s <= slow.step_s * (1 + 1e-9)
+    for rank in range(ranks):
+        assert slow.seconds(rank)["compute"] <= slow.step_s * (1 + 1e-9)
+        assert slow.sent_bytes[rank] == pytest.approx(fast.sent_bytes[rank])
+    if ranks == 1:
+        assert slow.sent_bytes == [0.0]
