@@ -29,6 +29,11 @@ class WorkerGroup(BaseModel):
             "env://; Horovod: its server's address:port"
         ),
     )
+    transfers: str = Field(
+        default="",
+        description="where they connect for messages between pairs of ranks, as `rendezvous` for "
+        "torch; empty: the layout needs none",
+    )
     committed: int = Field(default=0, description="steps that the newest checkpoint holds")
     checkpoint: str | None = Field(
         default=None, description="local folder to start from if no member has a state"

@@ -76,6 +76,11 @@ class Layout(Value):
         """The ids of all devices, in the order of pipelines and stages."""
         return [stage.device for pipeline in self.pipelines for stage in pipeline.stages]
 
+    @property
+    def has_transfers(self) -> bool:
+        """Whether ranks send each other more than sums."""
+        return bool({"factors", "rows"} & set(self.sync.values()))
+
     def how(self, layer: str) -> Sync:
         """How a layer's copies are kept equal."""
         return self.sync.get(layer, "average" if self.average_every else "sum")

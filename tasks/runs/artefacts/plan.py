@@ -8,7 +8,9 @@ from pydantic import ConfigDict, Field
 
 from trainwright.estimator.curves import Affine, Interval, Mode
 from trainwright.estimator.predict.energy import PowerDraw
+from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.pool import Device
 
@@ -151,6 +153,13 @@ class Plan(Artefact):
     steps_per_epoch: int
     epochs: int
     strategy: dict[str, Any]
+    layout: Layout | None = Field(
+        default=None, description="which device holds which part of the model; None: data parallel"
+    )
+    layers: list[LayerFacts] = Field(
+        default_factory=list,
+        description="the model's layers, if the layout treats some of them apart",
+    )
     predicted: Prediction | None
     not_exceeded: NotExceeded | None = Field(
         default=None, description="the values to which the limits apply"

@@ -10,7 +10,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -59,6 +59,27 @@ class Collective(Protocol):
 
     def shutdown(self) -> None:
         """Disconnect from the others; no sums are possible afterwards."""
+        ...
+
+
+class Exchange(Collective, Protocol):
+    """Sums, and messages between pairs of ranks (`transfers`)."""
+
+    step: int
+
+    def begin_transfer(
+        self,
+        name: str,
+        sends: Mapping[int, Sequence[torch.Tensor]],
+        sources: Sequence[int],
+        *,
+        started: bool = False,
+    ) -> Any:
+        """Send tensors to some ranks; all ranks begin the same transfers in the same order."""
+        ...
+
+    def finish_transfer(self, handle: Any) -> dict[int, list[torch.Tensor]]:
+        """What the sources sent, by rank. Raises PeersLost, and UnlikeActions."""
         ...
 
 
@@ -126,7 +147,7 @@ class TorchCollective:
         self._groups: dict[bool, Any] = {}
         self._meshes: dict[bool, Mesh] = {}
         try:
-            store, address = _store_at(meeting, size), own_address()
+            store, address = store_at(meeting, size), own_address()
             for early, name in ((False, "sum"), (True, "early")):
                 self._groups[early] = dist.ProcessGroupGloo(
                     PrefixStore(name, store), rank, size, timedelta(seconds=MEET_S)
@@ -172,7 +193,8 @@ class TorchCollective:
             mesh.close()
 
 
-def _store_at(meeting: str, size: int) -> Any:
+def store_at(meeting: str, size: int) -> Any:
+    """The torch store of a rendezvous."""
     from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
     timeout = timedelta(seconds=MEET_S)

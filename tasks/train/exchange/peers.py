@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -14,12 +14,19 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.exchange.collective import (
+    MEET_S,
     SUM_S,
+    TORCHRUN,
     Collective,
     HorovodCollective,
+    PeersLost,
     TorchCollective,
+    store_at,
+    torchrun_store,
 )
+from trainwright.tasks.train.exchange.host_name import own_address
 from trainwright.tasks.train.exchange.rendezvous import horovod_environment
+from trainwright.tasks.train.exchange.transfers import Handle, Transfers
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
@@ -38,6 +45,7 @@ class Peers:
             import horovod.torch  # noqa: F401 - early, because the import is slow
         self._backend, self._sum_s = backend, sum_s
         self._group: Collective | None = None
+        self._transfers: Transfers | None = None
         self._lock = threading.Lock()
         self._before: set[int] | None = None
         """the process's sockets before it joined the group; None outside a group"""
@@ -48,6 +56,8 @@ class Peers:
         self._starter = ThreadPoolExecutor(1)
         self._starter.submit(int).result()
         self.rank, self.size, self.wait_s = 0, 1, 0.0
+        self.step = 0
+        """the step of the messages that are sent now"""
         self.waiting_since: float | None = None
         """when the current wait for other ranks began (time.monotonic), or None"""
         self.waited_until = 0.0
@@ -62,6 +72,8 @@ class Peers:
             self._group = self._wait(
                 lambda: self._starter.submit(self._meet, workers, number).result()
             )
+            if workers.transfers:
+                self._transfers = self._wait(lambda: self._connect(workers, place, count))
             with self._lock:
                 self._opened = _sockets() - self._before
         self.rank, self.size = place, count
@@ -75,8 +87,22 @@ class Peers:
             workers.members.index(number), len(workers.members), workers.rendezvous, self._sum_s
         )
 
+    def _connect(self, workers: WorkerGroup, place: int, count: int) -> Transfers:
+        try:
+            store = (
+                torchrun_store("transfers")
+                if workers.transfers == TORCHRUN
+                else store_at(workers.transfers, count)
+            )
+            return Transfers(place, count, store, own_address(), MEET_S, self._sum_s)
+        except (RuntimeError, OSError) as error:
+            raise PeersLost(f"transfers: {error}") from error
+
     def leave(self) -> None:
         """Leave the worker group. Afterwards, none of its sums writes to a tensor."""
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
         group, self._group = self._group, None
         self.rank, self.size = 0, 1
         if group is not None:
@@ -126,6 +152,35 @@ class Peers:
         group = self._group
         if group is not None:
             self._wait(lambda: group.finish(handle))
+
+    def begin_transfer(
+        self,
+        name: str,
+        sends: Mapping[int, Sequence[torch.Tensor]],
+        sources: Sequence[int],
+        *,
+        started: bool = False,
+    ) -> Handle | None:
+        """Send tensors to some members; see `Transfers.begin`. None in a group of one."""
+        group = self._transfers
+        if group is None:
+            return None
+        return group.begin(name, self.step, sends, sources, started=started)
+
+    def finish_transfer(self, handle: Handle | None) -> dict[int, list[torch.Tensor]]:
+        """What the sources sent, by rank. Raises PeersLost, and UnlikeActions."""
+        group = self._transfers
+        if handle is None or group is None:
+            return {}
+        try:
+            return self._wait(lambda: group.finish(handle))  # type: ignore[no-any-return]
+        except OSError as error:
+            raise PeersLost(f"transfers: {error}") from error
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent in transfers of its group."""
+        return self._transfers.sent_bytes if self._transfers is not None else 0
 
     def _wait(self, act: Callable[[], Any]) -> Any:
         started = time.perf_counter()

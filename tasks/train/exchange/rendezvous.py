@@ -47,11 +47,18 @@ class Rendezvous:
         if self._backend == "horovod":
             self._server = horovod_server(self._address, machines, self._peers)
             return f"{self._address}:{self._server.server_address[1]}"
+        return self._torch_store(f"{generation}")
+
+    def open_transfers(self, generation: int) -> str:
+        """A rendezvous for the messages between pairs of ranks; call it after `open`."""
+        return self._torch_store(f"{generation}-transfers")
+
+    def _torch_store(self, name: str) -> str:
         if self._address != LOOPBACK:
             if self._store is None:
                 self._serve()
-            return f"tcp://{self._address}:{self._store_port}/{self._secret}-{generation}"
-        place = self._folder / f"rendezvous-{generation}"
+            return f"tcp://{self._address}:{self._store_port}/{self._secret}-{name}"
+        place = self._folder / f"rendezvous-{name}"
         place.unlink(missing_ok=True)
         return str(place)
 

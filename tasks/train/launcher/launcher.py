@@ -267,7 +267,15 @@ class Launcher:
     def _form(self, group: WorkerGroup) -> None:
         machines = [self._processes.machines[number] for number in group.members]
         rendezvous = self._processes.rendezvous.open(group.generation, machines)
-        group = group.model_copy(update={"machines": machines, "rendezvous": rendezvous})
+        layout = self._order.request.plan.layout
+        transfers = (
+            self._processes.rendezvous.open_transfers(group.generation)
+            if layout is not None and layout.has_transfers
+            else ""
+        )
+        group = group.model_copy(
+            update={"machines": machines, "rendezvous": rendezvous, "transfers": transfers}
+        )
         if group.generation > 1 and not group.end:
             said = {"generation": group.generation, "reason": group.reason}
             progress.emit("world", ranks=group.members, **said)

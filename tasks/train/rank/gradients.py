@@ -160,17 +160,18 @@ class GradientSum:
         """|g|² of the summed gradient, after `finish`."""
         return sum(float(torch.dot(bucket.flat, bucket.flat)) for bucket in self._buckets)
 
-    def clip(self, bound: float) -> None:
-        """Scale the gradients so that their norm is at most `bound`.
 
-        The norm is computed in float64: ranks with different numbers of threads add in different
-        orders, but must get the same result.
-        """
-        gradients = [one.grad for one in self._parameters if one.grad is not None]
-        norms = torch._foreach_norm(gradients, dtype=torch.float64) if gradients else []
-        norm = sum(float(value) ** 2 for value in norms) ** 0.5
-        if norm > bound:
-            torch._foreach_mul_(gradients, bound / (norm + 1e-6))
+def clip(parameters: Iterable[torch.nn.Parameter], bound: float) -> None:
+    """Scale the parameters' gradients so that their norm is at most `bound`.
+
+    The norm is computed in float64: ranks with different numbers of threads add in different
+    orders, but must get the same result.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    norms = torch._foreach_norm(gradients, dtype=torch.float64) if gradients else []
+    norm = sum(float(value) ** 2 for value in norms) ** 0.5
+    if norm > bound:
+        torch._foreach_mul_(gradients, bound / (norm + 1e-6))
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:

@@ -27,9 +27,9 @@ from trainwright.tasks.train.batch.half_batches import due, half_squares
 from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.channel import usage_of_this_process
-from trainwright.tasks.train.exchange.collective import Collective, PeersLost
+from trainwright.tasks.train.exchange.collective import Exchange, PeersLost
 from trainwright.tasks.train.rank.batch_loader import BatchTensors
-from trainwright.tasks.train.rank.gradients import GradientSum
+from trainwright.tasks.train.rank.gradients import GradientSum, clip
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.replica import Replica
 from trainwright.tasks.train.rank.validation_metrics import ValidationMetrics, sums_of
@@ -71,7 +71,7 @@ class Rank(Replica):
         self,
         request: TrainRequest,
         dataset: data.Dataset | ModelReader,
-        collective: Collective,
+        collective: Exchange,
         device: torch.device,
         number: int,
         definition: ModelDefinition | None = None,
@@ -98,7 +98,7 @@ class Rank(Replica):
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
         self._scales = self.spec.precision == "amp" and "fp16" in halves  # on all ranks alike
         self.loss_scale = LossScale()
-        self._gradients = GradientSum(self.model.parameters(), self.collective)
+        self._gradients = GradientSum(self._layout.summed, self.collective)
         self._with_buffers = [module for module in self.model.modules() if module._buffers]
         self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
         """copies of the buffers, for `abandon_step`"""
@@ -150,6 +150,7 @@ class Rank(Replica):
                 module._buffers[name].copy_(value)  # type: ignore[union-attr]
         self._before_step = self.computing_since = None
         self._gradients.begin()
+        self._layout.begin()
         self.model.train()
 
     def step(self, order: Any, begin: int, step: int) -> StepFigures:
@@ -165,12 +166,15 @@ class Rank(Replica):
         self.computing_since = time.monotonic() if self._updated else None
         self._figures.begin()
         self._seed(step)
+        self.collective.step = step
         self._batch_size = size = places[1] - places[0]
         self._before_step = [
             (module, name, buffer.clone()) for module, name, buffer in self._buffers()
         ]
         self._gradients.begin()
-        self._gradients.loss_scale = self.loss_scale.value if self._scales else 1.0
+        self._layout.begin()
+        loss_scale = self.loss_scale.value if self._scales else 1.0
+        self._gradients.loss_scale = self._layout.loss_scale = loss_scale
         try:
             following = self._following(len(order), begin + total)
             self._loaded = self.loader.batch(order, places, following)
@@ -191,7 +195,8 @@ class Rank(Replica):
         # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The joint |g|² of the last
         # step comes from the first rank: its last digit may differ between device types, but all
         # ranks must decide by the same value.
-        spread = total**2 / size * self._gradients.own_square if size else 0.0
+        square = self._gradients.own_square + self._layout.own_square
+        spread = total**2 / size * square if size else 0.0
         joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]
         scalars = [
@@ -201,7 +206,7 @@ class Rank(Replica):
             spread,
             size > 0,
             joint_square,
-            self._gradients.overflowed,
+            self._gradients.overflowed or self._layout.overflowed,
         ]
         head = torch.tensor([*scalars, *self._gradients.used], dtype=torch.float64)
         figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
@@ -209,6 +214,7 @@ class Rank(Replica):
         # If ranks share a core, let the others leave the sum before this one continues.
         os.sched_yield()
         self._gradients.finish(summed[len(scalars) : len(head)])
+        self._layout.finish()
         self._figures.finish(summed[len(head) :])
         loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[
             : len(scalars)
@@ -216,7 +222,8 @@ class Rank(Replica):
         self._skip = self._scales and overflows > 0
         self.noise_scale.complete(joint_square)
         self.noise_scale.begin(spread, total, round(ranks))
-        self._joint_square = self._gradients.joint_square() if ranks > 1 else 0.0
+        joint_square = self._gradients.joint_square() + self._layout.joint_square
+        self._joint_square = joint_square if ranks > 1 else 0.0
         if self._skip:
             self.noise_scale.ranks, self._joint_square = 0, 0.0
         self.computing_since = None
@@ -299,7 +306,7 @@ class Rank(Replica):
     ) -> tuple[float, float]:
         loss, correct = 0.0, 0.0
         for number, part in enumerate(parts):
-            self._gradients.last = number == len(parts) - 1
+            self._gradients.last = self._layout.last = number == len(parts) - 1
             for joint in self._joined:
                 joint.weight = 1.0 if len(part) else 0.0
             # An empty part must still join the sums: it runs one sample with weight 0.
@@ -337,6 +344,7 @@ class Rank(Replica):
             (loss * (weight * self._gradients.loss_scale)).backward()
             if self._gradients.last:
                 self._gradients.send_rest()
+                self._layout.send_rest()
             correct = self._correct(outputs, targets)
         except TrainwrightError:
             raise
@@ -354,7 +362,7 @@ class Rank(Replica):
         """Run the optimizer with the summed gradients, unless a scaled gradient overflowed."""
         if not self._skip:
             if self.spec.clip_norm is not None:
-                self._gradients.clip(self.spec.clip_norm)
+                clip(self.model.parameters(), self.spec.clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()

@@ -17,7 +17,8 @@ from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.checkpoint.tensors import load_optimizer, optimizer_tensors
-from trainwright.tasks.train.exchange.collective import Collective, take_from_first
+from trainwright.tasks.train.exchange.collective import Exchange, take_from_first
+from trainwright.tasks.train.layouts.layout_work import LayoutWork
 from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
 from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
@@ -40,7 +41,7 @@ class Replica:
         self,
         request: TrainRequest,
         dataset: data.Dataset | ModelReader,
-        collective: Collective,
+        collective: Exchange,
         device: torch.device,
         number: int,
         definition: ModelDefinition | None = None,
@@ -114,6 +115,8 @@ class Replica:
         self._validation_loss = model_source.loss_function(definition, request.schema_.task)
         self._definition = definition
         self._joined = join_batch_norms(self.model, self.collective)
+        plan = request.plan
+        self._layout = LayoutWork(plan.layout, plan.layers, self.model, self.collective)
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
         )

@@ -1,0 +1,157 @@
+"""Ranks of a layout that are threads of this process, with real messages between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import FileStore
+
+from trainwright.estimator.structure import LayerFacts
+from trainwright.estimator.trace import source
+from trainwright.estimator.trace.source import BatchSpec
+from trainwright.estimator.trace.trace import TrainingStepSpec, trace
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage, Sync
+from trainwright.tasks.train import TrainRequest
+from trainwright.tasks.train.exchange.transfers import Handle, Transfers
+from trainwright.tasks.train.rank.rank import Rank
+
+WAIT_S = 60.0
+
+
+class Threads:
+    """What the ranks share: the tensors that they are summing."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier = size, threading.Barrier(size)
+        self.given: dict[tuple[str, int, int], torch.Tensor] = {}
+        self.one_at_a_time = threading.Lock()
+        """for what uses torch's random numbers, which threads share"""
+
+
+class ThreadExchange:
+    """The exchange of one rank, a thread: sums in memory, messages over the loopback."""
+
+    def __init__(self, rank: int, threads: Threads, store: Path) -> None:
+        self.rank, self.size, self.wait_s, self.step = rank, threads.size, 0.0, 0
+        self._threads, self._rounds = threads, dict[str, int]()
+        self.transfers = Transfers(
+            rank, self.size, FileStore(str(store), self.size), "127.0.0.1", 10.0, WAIT_S
+        )
+
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        self.finish(self.start_sum(tensor, name))
+        return tensor
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
+        self._rounds[name] = number = self._rounds.get(name, 0) + 1
+        self._threads.given[name, number, self.rank] = tensor.clone()
+        return tensor, name, number
+
+    def finish(self, handle: Any) -> None:
+        tensor, name, number = handle
+        self._threads.barrier.wait(WAIT_S)
+        total = self._threads.given[name, number, 0].clone()
+        for rank in range(1, self.size):
+            total += self._threads.given[name, number, rank]
+        tensor.copy_(total)
+        self._threads.barrier.wait(WAIT_S)
+
+    def begin_transfer(
+        self,
+        name: str,
+        sends: Mapping[int, Sequence[torch.Tensor]],
+        sources: Sequence[int],
+        *,
+        started: bool = False,
+    ) -> Handle:
+        return self.transfers.begin(name, self.step, sends, sources, started=started)
+
+    def finish_transfer(self, handle: Handle) -> dict[int, list[torch.Tensor]]:
+        return self.transfers.finish(handle)
+
+    def shutdown(self) -> None:
+        self.transfers.close()
+
+
+def layers_of(asked: TrainRequest, batch: int = 16) -> list[LayerFacts]:
+    """The layers of a request's model, traced."""
+    job = asked.job
+    assert job.model is not None
+    schema = asked.schema_
+    spec = BatchSpec(
+        inputs={name: tuple(shape) for name, shape in schema.inputs.items()},
+        input_dtypes=dict.fromkeys(schema.inputs, "float32"),
+        target_dtype="int64",
+        classes=len(schema.classes or ()),
+        task="image-classification",
+    )
+    definition = source.load(Path(asked.source_folder), asked.entry)
+    what = TrainingStepSpec(definition, job.model.config, spec, {"name": "sgd"})
+    return [one.facts() for one in trace(what, batch).layer_work]
+
+
+def with_layout(
+    asked: TrainRequest,
+    sync: dict[str, Sync],
+    rows: dict[str, list[int]] | None = None,
+    **fields: Any,
+) -> TrainRequest:
+    """The request with a layout on its plan's devices."""
+    devices = asked.plan.devices
+    cuts = {
+        layer: {
+            device.id: (sum(counts[:number]), sum(counts[: number + 1]))
+            for number, device in enumerate(devices)
+        }
+        for layer, counts in (rows or {}).items()
+    }
+    layout = Layout(
+        name="mixed",
+        pipelines=[
+            Pipeline(micro_batches=[one.batch_size], stages=[Stage(device=one.id, layers=["Net"])])
+            for one in devices
+        ],
+        sync=sync,
+        rows=cuts,
+        **fields,
+    )
+    plan = asked.plan.model_copy(update={"layout": layout, "layers": layers_of(asked)})
+    return asked.model_copy(update={"plan": plan})
+
+
+def train_in_threads(
+    asked: TrainRequest, store: Path, then: Callable[[Rank], Any], most_steps: int = 10**9
+) -> list[Any]:
+    """Train the request's epochs; the results of `then` on every rank, called by all at once."""
+    size = len(asked.plan.devices)
+    shared, dataset = Threads(size), data.load(asked.job.data, asked.job.train.seed)
+
+    def work(number: int) -> Any:
+        exchange = ThreadExchange(number, shared, store)
+        try:
+            with shared.one_at_a_time:
+                rank = Rank(asked, dataset, exchange, torch.device("cpu"), number)
+            step = 0
+            for epoch in range(asked.job.train.epochs):
+                order = rank.epoch_order(epoch)
+                for at in range(0, len(order), asked.plan.global_batch_size):
+                    if step < most_steps:
+                        rank.step(order, at, step)
+                        rank.update(asked.learning_rate)
+                        step += 1
+            return then(rank)
+        except BaseException:
+            shared.barrier.abort()
+            raise
+        finally:
+            exchange.shutdown()
+
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(size) as threads:
+        return [one.result() for one in [threads.submit(work, rank) for rank in range(size)]]

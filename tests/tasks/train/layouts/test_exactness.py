@@ -1,0 +1,41 @@
+"""A training in any layout equals that of one process on the joint batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from joint_batch_case import BOUNDS, relative_difference
+from layout_ranks import train_in_threads, with_layout
+from training_case import alone, request
+
+from trainwright.tasks.train.rank.rank import Rank
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": {"name": "sgd"}},
+    "momentum, clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
+    "adamw": {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
+}
+
+
+def state(rank: Rank) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in rank.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("way", OPTIMIZERS)
+def test_late_multiply_equals_one_process(tmp_path: Path, precision: str, way: str) -> None:
+    asked = request(
+        tmp_path,
+        [30, 20, 10],
+        validation_fraction=297 / 1797,
+        epochs=2,
+        precision=precision,
+        **OPTIMIZERS[way],
+    )
+    found = train_in_threads(with_layout(asked, {"out": "factors"}), tmp_path / "store", state)
+    expected = alone(asked)
+    for one in found:
+        assert relative_difference(one, expected) <= BOUNDS[precision]
