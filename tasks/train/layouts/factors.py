@@ -43,15 +43,20 @@ def gradient_rows(module: Dense, gradients: torch.Tensor) -> torch.Tensor:
     return gradients.reshape(-1, gradients.shape[-1])
 
 
+def without_padding(module: Dense, factors: Factors) -> Factors:
+    """The factors without tokens whose row of the table is never trained."""
+    if not isinstance(module, nn.Embedding) or module.padding_idx is None:
+        return factors
+    kept = factors.inputs != module.padding_idx
+    return Factors(factors.inputs[kept], factors.gradients[kept])
+
+
 def multiply(module: Dense, factors: Factors) -> list[torch.Tensor]:
     """The gradients of the module's weight, and of its bias if it has one."""
     inputs, gradients = factors
     weight = module.weight
     if isinstance(module, nn.Embedding):
         found = torch.zeros_like(weight)
-        kept = inputs != module.padding_idx if module.padding_idx is not None else None
-        if kept is not None:
-            inputs, gradients = inputs[kept], gradients[kept]
         return [found.index_add_(0, inputs, gradients.to(found.dtype))]
     product = (gradients.t() @ inputs).view(weight.shape)
     return [product] if module.bias is None else [product, gradients.sum(0)]

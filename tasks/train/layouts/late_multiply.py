@@ -27,6 +27,7 @@ from trainwright.tasks.train.layouts.factors import (
     multiply,
     rows_of,
     square,
+    without_padding,
 )
 
 
@@ -64,8 +65,8 @@ class LateMultiplied:
 
     def keep(self, inputs: torch.Tensor, gradients: torch.Tensor) -> None:
         """Add the rows of one call."""
-        rows = rows_of(self.module, inputs)
-        self._kept.append(Factors(rows, gradient_rows(self.module, gradients)))
+        rows = Factors(rows_of(self.module, inputs), gradient_rows(self.module, gradients))
+        self._kept.append(without_padding(self.module, rows))
         self._open -= 1
         if self.complete:
             self._made_all()

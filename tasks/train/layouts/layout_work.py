@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -11,15 +11,17 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.exchange.collective import Exchange
+from trainwright.tasks.train.layouts.cuts import cuts_among
 from trainwright.tasks.train.layouts.factors import Factors
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
+from trainwright.tasks.train.layouts.sharded import Sharded
 
 
 class LayoutWork:
     """The layers of a model that a layout does not sum.
 
-    Each step calls `begin`, sets `last` for its last backward pass, then calls `send_rest` and
-    `finish`.
+    Each step calls `begin`, sets `part` and `last` for each backward pass, then calls `send_rest`
+    and `finish`.
     """
 
     def __init__(
@@ -29,34 +31,95 @@ class LayoutWork:
         model: torch.nn.Module,
         exchange: Exchange,
     ) -> None:
-        self._exchange = exchange
+        self._layout, self._exchange = layout, exchange
         self._type = torch.bfloat16 if layout and layout.factor_type == "bf16" else None
         how = {one.name: layout.how(one.name) for one in layers} if layout is not None else {}
-        modules = dict(model.named_modules())
+        modules: dict[str, Any] = dict(model.named_modules())
         # The backward pass reaches the last layers first.
+        names = [one.name for one in reversed(layers)]
         self._late = [
-            LateMultiplied(one.name, modules[one.name], self._made)
-            for one in reversed(layers)
-            if how.get(one.name) == "factors"
+            LateMultiplied(name, modules[name], self._made)
+            for name in names
+            if how[name] == "factors"
+        ]
+        self.sharded = [
+            Sharded(name, modules[name], exchange) for name in names if how[name] == "rows"
         ]
         apart = {id(one) for late in self._late for one in late.parameters}
+        apart |= {id(one) for sharded in self.sharded for one in sharded.parameters.values()}
         self.summed = [one for one in model.parameters() if id(one) not in apart]
         """the parameters whose gradients are summed"""
+        self.members: list[int] = []
+        """the devices' numbers, in the order of ranks"""
         self.last = True
         """whether this is the step's last backward pass"""
         self.loss_scale = 1.0
         self.own_square, self.joint_square = 0.0, 0.0
         """|h|² of this rank's factors, and |g|² of all ranks' together"""
+        self.squares: list[float] = []
+        """|h_r|² of each rank's samples in the rows that this rank holds"""
+        self.rows_square = 0.0
+        """|g|² of the rows that this rank holds"""
         self.overflowed = False
         """whether a factor of this rank is not finite"""
         self._sent: list[tuple[LateMultiplied, Factors, Any]] = []
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank holds only a part of the model."""
+        return any(one.cuts is not None for one in self.sharded)
+
+    def cut(self, members: Sequence[int]) -> None:
+        """Keep this rank's rows only. `members`: the devices' numbers, in the order of ranks."""
+        self.members = list(members)
+        if self._layout is None or self._exchange.size == 1:
+            return
+        for one in self.sharded:
+            one.cut(cuts_among(self._layout, one.name, one.total, members))
+
+    def whole(self, name: str, own: torch.Tensor, sharded: Sharded) -> torch.Tensor:
+        """The whole of a tensor of which every rank holds some rows, in host memory.
+
+        All ranks call it for the same tensors in the same order.
+        """
+        whole = sharded.place_in(own)
+        padding = -whole.nbytes % 4
+        content = torch.cat(
+            [whole.reshape(-1).view(torch.uint8), torch.zeros(padding, dtype=torch.uint8)]
+        )
+        # As integers, of which all but one are zero: Horovod does not sum all types.
+        summed = self._exchange.sum_(content.view(torch.int32), f"whole {name}")
+        return summed.view(torch.uint8)[: whole.nbytes].view(whole.dtype).view(whole.shape)
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter, Sharded]]:
+        """The parameters of which this rank may hold only some rows."""
+        for one in self.sharded:
+            for name, parameter in one.parameters.items():
+                yield name, parameter, one
+
+    def parts(self) -> tuple[list[torch.nn.Parameter], float]:
+        """The parameters of which this rank holds some rows, and |g|² of all rows of all ranks."""
+        if not self.is_cut:
+            return [], 0.0
+        own = torch.tensor([self.rows_square], dtype=torch.float64)
+        found = [parameter for _, parameter, _ in self.parameters()]
+        return found, float(self._exchange.sum_(own, "norm of rows"))
 
     def begin(self) -> None:
         """A step begins."""
         for late in self._late:
             late.begin()
+        for one in self.sharded:
+            one.begin()
         self._sent.clear()
         self.own_square, self.joint_square, self.overflowed = 0.0, 0.0, False
+        self.squares, self.rows_square = [0.0] * self._exchange.size, 0.0
+
+    def begin_part(self, part: int, *, last: bool) -> None:
+        """The forward pass of a micro-batch begins."""
+        self.last = last
+        for one in self.sharded:
+            one.part = part
 
     def _made(self) -> None:
         """A layer has all its factors of a backward pass: send what is next, in order."""
@@ -77,9 +140,15 @@ class LayoutWork:
         self._sent.append((late, own, handle))
 
     def send_rest(self) -> None:
-        """After the backward pass: send what is left, such as layers that were not used."""
+        """After the backward pass: send what is left, and make the gradients of sharded layers."""
         for late in self._late[len(self._sent) :]:
             self._send(late)
+        for one in self.sharded:
+            squares = one.finish(self.loss_scale)
+            self.squares = [sum(pair) for pair in zip(self.squares, squares, strict=True)]
+            gradients = [each.grad for each in one.parameters.values() if each.grad is not None]
+            self.rows_square += sum(float(each.double().square().sum()) for each in gradients)
+        self.overflowed |= not math.isfinite(self.rows_square)
 
     def finish(self) -> None:
         """Wait for the factors of all ranks, and set the gradients."""

@@ -161,16 +161,24 @@ class GradientSum:
         return sum(float(torch.dot(bucket.flat, bucket.flat)) for bucket in self._buckets)
 
 
-def clip(parameters: Iterable[torch.nn.Parameter], bound: float) -> None:
+def clip(
+    parameters: Iterable[torch.nn.Parameter],
+    bound: float,
+    parts: Sequence[torch.nn.Parameter] = (),
+    parts_square: float = 0.0,
+) -> None:
     """Scale the parameters' gradients so that their norm is at most `bound`.
 
+    Of `parts`, this rank holds only some rows; `parts_square` is the sum of squares over all ranks.
     The norm is computed in float64: ranks with different numbers of threads add in different
     orders, but must get the same result.
     """
-    gradients = [one.grad for one in parameters if one.grad is not None]
+    own = {id(one) for one in parts}
+    gradients = [one.grad for one in parameters if one.grad is not None and id(one) not in own]
     norms = torch._foreach_norm(gradients, dtype=torch.float64) if gradients else []
-    norm = sum(float(value) ** 2 for value in norms) ** 0.5
+    norm = (sum(float(value) ** 2 for value in norms) + parts_square) ** 0.5
     if norm > bound:
+        gradients += [one.grad for one in parts if one.grad is not None]
         torch._foreach_mul_(gradients, bound / (norm + 1e-6))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class Rank(Replica):
         super().__init__(request, dataset, collective, device, number, definition)
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.noise_scale = NoiseScale()
-        self._joint_square = 0.0
+        self._joint_square, self._rows_square = 0.0, 0.0
         self.stop_asked = False
         self.leave_asked: Callable[[], bool] = lambda: False
         self._speed = request.plan.devices[number].speed
@@ -133,7 +133,7 @@ class Rank(Replica):
     def begin_anew(self) -> None:
         """Reset parameters, buffers, optimizer, noise scale and loss scale."""
         super().begin_anew()
-        self.noise_scale, self._joint_square = NoiseScale(), 0.0
+        self.noise_scale, self._joint_square, self._rows_square = NoiseScale(), 0.0, 0.0
         self.loss_scale = LossScale()
 
     def _buffers(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
@@ -197,7 +197,9 @@ class Rank(Replica):
         # ranks must decide by the same value.
         square = self._gradients.own_square + self._layout.own_square
         spread = total**2 / size * square if size else 0.0
+        spread += self._spread_of_rows(total)
         joint_square = self._joint_square if self.first else 0.0
+        joint_square += self._rows_square
         asked = [self.stop_asked, self.leave_asked()]
         scalars = [
             loss,
@@ -224,8 +226,9 @@ class Rank(Replica):
         self.noise_scale.begin(spread, total, round(ranks))
         joint_square = self._gradients.joint_square() + self._layout.joint_square
         self._joint_square = joint_square if ranks > 1 else 0.0
+        self._rows_square = self._layout.rows_square if ranks > 1 else 0.0
         if self._skip:
-            self.noise_scale.ranks, self._joint_square = 0, 0.0
+            self.noise_scale.ranks, self._joint_square, self._rows_square = 0, 0.0, 0.0
         self.computing_since = None
         return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own)
 
@@ -251,6 +254,15 @@ class Rank(Replica):
 
         self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows, first)))
         return len(rows) / sum(map(len, parts))
+
+    def _spread_of_rows(self, total: int) -> float:
+        """Σ_r B² / b_r · |h_r|² of the rows of sharded layers that this rank holds."""
+        if not self._layout.is_cut:
+            return 0.0
+        parts = shares(total, self.split)
+        sizes = [parts[number] for number in self._layout.members]
+        squares = zip(sizes, self._layout.squares, strict=True)
+        return sum(total**2 / size * square for size, square in squares if size)
 
     def noise_document(self) -> dict[str, Any]:
         """JSON for a checkpoint: the state of the noise scale, and of the loss scale if used."""
@@ -290,7 +302,8 @@ class Rank(Replica):
 
         Each is an array of places among the step's rows.
 
-        With joint batch normalisation, all ranks have the same number of parts, some perhaps empty.
+        With joint batch normalisation or sharded layers, all ranks have the same number of parts,
+        some perhaps empty.
         Without it, empty parts are dropped, but one part always remains.
         """
         rows = np.arange(size)
@@ -299,14 +312,17 @@ class Rank(Replica):
         parts = np.array_split(
             rows, min(self.request.plan.accumulation, max(shares(total, self.split)))
         )
-        return parts if self._joined else [part for part in parts if len(part)] or parts[:1]
+        if self._joined or self._layout.is_cut:
+            return parts
+        return [part for part in parts if len(part)] or parts[:1]
 
     def _forward_backward_all(
         self, parts: list[Any], order: Any, total: int
     ) -> tuple[float, float]:
         loss, correct = 0.0, 0.0
         for number, part in enumerate(parts):
-            self._gradients.last = self._layout.last = number == len(parts) - 1
+            self._gradients.last = number == len(parts) - 1
+            self._layout.begin_part(number, last=self._gradients.last)
             for joint in self._joined:
                 joint.weight = 1.0 if len(part) else 0.0
             # An empty part must still join the sums: it runs one sample with weight 0.
@@ -362,7 +378,7 @@ class Rank(Replica):
         """Run the optimizer with the summed gradients, unless a scaled gradient overflowed."""
         if not self._skip:
             if self.spec.clip_norm is not None:
-                clip(self.model.parameters(), self.spec.clip_norm)
+                clip(self.model.parameters(), self.spec.clip_norm, *self._layout.parts())
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -386,7 +402,10 @@ class Rank(Replica):
         sums = sums_of(schema.task, classes, float(first), self.device, naive)
         size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
         self.model.eval()
+        batches = 0
         for batch in self.loader.in_turn(rows, size):
+            self._layout.begin_part(batches, last=False)
+            batches += 1
             inputs, targets = self._given(batch)
             outputs, loss = self._forward(inputs, targets)
             count = len(targets)
@@ -395,6 +414,7 @@ class Rank(Replica):
             )
             if sums is not None:
                 sums.add(outputs, targets)
+        self._join_others(batches, parts)
         self.model.train()
         loss, correct, count = self.collective.sum_(figures, "validation").tolist()
         metrics = {"loss": loss / count}
@@ -405,6 +425,19 @@ class Rank(Replica):
         sums.vector = self.collective.sum_(sums.vector.cpu(), "metrics")
         found = sums.found(count)
         return ValidationMetrics({**metrics, **found.metrics, **metrics}, found.by_class)
+
+    def _join_others(self, batches: int, parts: Sequence[int]) -> None:
+        """Take part in the other ranks' batches of a validation, if layers are sharded.
+
+        With one row, whose outputs don't count. `parts` are the rows of each device.
+        """
+        if not self._layout.is_cut:
+            return
+        sizes = [max(LEAST_VALIDATION_BATCH, one) for one in self.split]
+        most = max(-(-part // size) for part, size in zip(parts, sizes, strict=True))
+        for number in range(batches, most):
+            self._layout.begin_part(number, last=False)
+            self._forward(*self._given(self.loader.rows(self.validation_rows[:1])))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch.sampling import epoch_order
-from trainwright.tasks.train.checkpoint.tensors import load_optimizer, optimizer_tensors
+from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
 from trainwright.tasks.train.exchange.collective import Exchange, take_from_first
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
 from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
@@ -144,12 +144,74 @@ class Replica:
         model_source.adapt(self._definition, self.model, inputs, targets, self.dataset.names())
         self.model.train()
 
+    def cut(self, members: Sequence[int]) -> None:
+        """Keep this rank's rows of sharded layers only, in model and optimizer.
+
+        `members`: the devices' numbers, in the order of ranks.
+        """
+        self._layout.cut(members)
+        for _, parameter, sharded in self._layout.parameters():
+            state = self.optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim():
+                    state[key] = sharded.own_rows(value)
+
+    def whole_state(self) -> tuple[Tensors, Tensors]:
+        """The tensors of model and optimizer, with all rows of sharded layers.
+
+        All ranks call it at once. Only sharded tensors are copies.
+        """
+        model, optimizer = self.model.state_dict(), optimizer_tensors(self.optimizer)
+        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
+        for name, parameter, sharded in self._layout.parameters():
+            if sharded.cuts is None:
+                continue
+            model[name] = self._layout.whole(name, parameter, sharded)
+            for key in sorted(self.optimizer.state.get(parameter, {})):
+                at = f"{key}.{numbers[id(parameter)]}"
+                if at in optimizer and optimizer[at].dim():
+                    optimizer[at] = self._layout.whole(at, optimizer[at], sharded)
+        return model, optimizer
+
+    def _in_optimizer(self) -> list[torch.nn.Parameter]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    def make_whole(self) -> None:
+        """Hold all rows of sharded layers again. All ranks call it at once."""
+        if self._layout.is_cut:
+            self._join_rows(*self.whole_state())
+
+    def forget_rows(self) -> None:
+        """Prepare to load a state: sharded layers get all their rows, with any values."""
+        if not self._layout.is_cut:
+            return
+        fresh, optimizer = dict(self._newly_built().named_parameters()), dict[str, torch.Tensor]()
+        self._join_rows({name: one.detach() for name, one in fresh.items()}, optimizer)
+
+    def _join_rows(self, model: Tensors, optimizer: Tensors) -> None:
+        for sharded in self._layout.sharded:
+            sharded.join({name: model[name].to(self.device) for name in sharded.parameters})
+        if optimizer:
+            load_optimizer(self.optimizer, optimizer)
+        else:
+            self.optimizer.state.clear()
+
     def take_state_from_first(self, source: int = 0) -> None:
-        """Copy parameters, buffers and optimizer state from one rank to all.
+        """Copy parameters, buffers and optimizer state from one rank to all, without sharded rows.
 
         Needed because different device types round differently.
         """
-        state = [*self.model.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
+        apart = (
+            {id(one) for _, one, _ in self._layout.parameters()} if self._layout.is_cut else set()
+        )
+        numbers = [n for n, one in enumerate(self._in_optimizer()) if id(one) in apart]
+        names = {name for name, one in self.model.named_parameters() if id(one) in apart}
+        state = [one for name, one in self.model.state_dict().items() if name not in names]
+        state += [
+            one
+            for name, one in optimizer_tensors(self.optimizer).items()
+            if int(name.rpartition(".")[2]) not in numbers
+        ]
         take_from_first(self.collective, state, "state", source)
 
     def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:

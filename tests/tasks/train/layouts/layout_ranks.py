@@ -137,6 +137,7 @@ def train_in_threads(
         try:
             with shared.one_at_a_time:
                 rank = Rank(asked, dataset, exchange, torch.device("cpu"), number)
+            rank.cut(list(range(size)))
             step = 0
             for epoch in range(asked.job.train.epochs):
                 order = rank.epoch_order(epoch)

@@ -20,22 +20,31 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "late-multiply": {"sync": {"out": "factors"}},
+    "sharded": {"sync": {"out": "rows"}, "rows": {"out": [2, 5, 3]}},
+    "sharded on one": {"sync": {"out": "rows"}, "rows": {"out": [0, 10, 0]}},
+}
+
+
 def state(rank: Rank) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in rank.model.state_dict().items()}
+    """The whole model."""
+    return {name: value.clone() for name, value in rank.whole_state()[0].items()}
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", OPTIMIZERS)
-def test_late_multiply_equals_one_process(tmp_path: Path, precision: str, way: str) -> None:
+def test_a_layout_equals_one_process(tmp_path: Path, precision: str, layout: str, way: str) -> None:
     asked = request(
         tmp_path,
         [30, 20, 10],
-        validation_fraction=297 / 1797,
+        validation_fraction=1100 / 1797,
         epochs=2,
         precision=precision,
         **OPTIMIZERS[way],
     )
-    found = train_in_threads(with_layout(asked, {"out": "factors"}), tmp_path / "store", state)
+    found = train_in_threads(with_layout(asked, **LAYOUTS[layout]), tmp_path / "store", state)
     expected = alone(asked)
     for one in found:
         assert relative_difference(one, expected) <= BOUNDS[precision]

@@ -1,0 +1,24 @@
+"""Which rows of a sharded layer each rank holds. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.train.batch.sampling import shares
+
+
+def cuts_among(
+    layout: Layout, layer: str, total: int, members: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The rows [begin, end) of each member, in their order, in proportion to the planned ones.
+
+    `members` are numbers of the layout's devices. If all are there, each holds what is planned; if
+    none of them was to hold rows, they hold equal parts.
+    """
+    planned = [layout.rows[layer].get(layout.devices[number], (0, 0)) for number in members]
+    counts = [end - begin for begin, end in planned]
+    if sum(counts) != total:
+        counts = shares(total, counts if sum(counts) else [1] * len(counts))
+    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    return [(end - count, end) for count, end in zip(counts, ends, strict=True)]

@@ -1,0 +1,236 @@
+"""Sharded layers: each rank holds some rows of a dense layer's weight, as many as it can work on.
+
+For Linear with rows W_s of the weight on rank s, and x_r the inputs of rank r's samples:
+
+    forward    every rank gets all x; rank s computes y_rs = x_r · W_sᵀ + b_s and sends it to r
+    backward   rank r sends ∂y_rs to s; rank s computes ∂x_rs = ∂y_rs · W_s and sends it to r,
+               which adds them up; ∂W_s = Σ_r ∂y_rsᵀ · x_r is complete on s
+
+An embedding's rank gets all tokens, looks up those in its rows, and sends each rank what it asked
+for; all ranks know from the tokens who sends how much. ∂W_s then needs no further transfer. A rank
+may hold no rows. Rows are cut at dimension 0, so that each part is one range of the whole tensor.
+Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053 (with equal parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+from torch import nn  # noqa: TID253
+from torch.nn import functional  # noqa: TID253
+
+from trainwright.estimator.precision import wide
+from trainwright.tasks.train.exchange.collective import Exchange
+from trainwright.tasks.train.layouts.factors import (
+    Dense,
+    Factors,
+    forward_of,
+    joined,
+    multiply,
+    rows_of,
+    square,
+    without_padding,
+)
+
+Cuts = Sequence[tuple[int, int]]
+"""The rows [begin, end) of each rank, one after another."""
+
+
+class Sharded:
+    """Replaces a dense module's `forward`. From `cut` to `join`, its parameters are some rows.
+
+    The parameters remain the same objects, so that the optimizer keeps them.
+    """
+
+    def __init__(self, name: str, module: Dense, exchange: Exchange) -> None:
+        self.name, self.module, self._exchange = name, module, exchange
+        bias: Any = getattr(module, "bias", None)
+        weight: nn.Parameter = module.weight  # type: ignore[assignment]  # torch says Tensor
+        self.parameters = {f"{name}.weight": weight} | (
+            {} if bias is None else {f"{name}.bias": bias}
+        )
+        """by name: those that are cut"""
+        self.total = len(module.weight)
+        self.cuts: Cuts | None = None
+        """None: this rank holds all rows"""
+        self.part = 0
+        """the number of the micro-batch"""
+        self._kept: list[list[Factors]] = []
+        """by call: the factors of each rank"""
+        module.forward = self  # type: ignore[assignment, method-assign]
+
+    @property
+    def _own(self) -> tuple[int, int]:
+        return self.cuts[self._exchange.rank] if self.cuts is not None else (0, self.total)
+
+    def cut(self, cuts: Cuts) -> None:
+        """Keep this rank's rows only."""
+        self.cuts = cuts
+        begin, end = self._own
+        for parameter in self.parameters.values():
+            parameter.grad = None
+            parameter.data = parameter.data[begin:end].clone()
+
+    def join(self, wholes: Mapping[str, torch.Tensor]) -> None:
+        """Hold all rows again, from whole tensors by name."""
+        self.cuts = None
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            parameter.data = wholes[name]
+
+    def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor, a copy."""
+        begin, end = self._own
+        return whole[begin:end].clone()
+
+    def place_in(self, own: torch.Tensor) -> torch.Tensor:
+        """A whole tensor in host memory with this rank's rows, and zeros elsewhere."""
+        begin, end = self._own
+        whole = torch.zeros((self.total, *own.shape[1:]), dtype=own.dtype)
+        whole[begin:end] = own.detach().cpu()
+        return whole
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._kept.clear()
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.cuts is None:
+            return forward_of(self.module, inputs)
+        rows = rows_of(self.module, inputs)
+        found: torch.Tensor = _Divided.apply(rows, self.module.weight, self)  # type: ignore[no-untyped-call]
+        if isinstance(self.module, nn.Conv2d):
+            places = (inputs.shape[0], *inputs.shape[2:])
+            return found.view(*places, found.shape[1]).movedim(-1, 1)
+        if isinstance(self.module, nn.Embedding):
+            return found.view(*inputs.shape, found.shape[1])
+        return found.view(*inputs.shape[:-1], found.shape[1])
+
+    def _send(self, what: str, to: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Send a tensor to each other rank; returns what each of them sends."""
+        exchange, own = self._exchange, self._exchange.rank
+        others = [rank for rank in range(exchange.size) if rank != own]
+        sends = {rank: [to[rank]] for rank in others}
+        handle = exchange.begin_transfer(f"{what} {self.name} {self.part}", sends, others)
+        found = {rank: one[0] for rank, one in exchange.finish_transfer(handle).items()}
+        device = self.module.weight.device
+        return {**{rank: one.to(device) for rank, one in found.items()}, own: to[own]}
+
+    def _by_rank(self, found: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        return [found[rank] for rank in range(self._exchange.size)]
+
+    def _to_all(self, own: torch.Tensor) -> dict[int, torch.Tensor]:
+        return dict.fromkeys(range(self._exchange.size), own)
+
+    def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The inputs of all ranks."""
+        return self._by_rank(self._send("inputs", self._to_all(rows)))
+
+    def outputs(self, everyone: list[torch.Tensor]) -> torch.Tensor:
+        """The outputs of this rank's samples, from the inputs of all."""
+        weight, bias = self.module.weight, getattr(self.module, "bias", None)
+        if isinstance(self.module, nn.Embedding):
+            return self._looked_up(everyone)
+        rows = torch.cat(everyone)
+        product = functional.linear(rows, weight.flatten(1), bias)
+        pieces = product.split([len(one) for one in everyone])
+        came = self._by_rank(self._send("outputs", dict(enumerate(pieces))))
+        return torch.cat(came, dim=1)
+
+    def _looked_up(self, everyone: list[torch.Tensor]) -> torch.Tensor:
+        """The table's rows of this rank's tokens."""
+        weight, own = self.module.weight, everyone[self._exchange.rank]
+        pieces = {
+            rank: weight[tokens[self._has(tokens, self._exchange.rank)] - self._own[0]]
+            for rank, tokens in enumerate(everyone)
+        }
+        came = self._send("outputs", pieces)
+        found = weight.new_empty((len(own), weight.shape[1]))
+        for rank, rows in came.items():
+            found[self._has(own, rank)] = rows
+        return found
+
+    def _has(self, tokens: torch.Tensor, rank: int) -> torch.Tensor:
+        """Which tokens are in a rank's rows."""
+        assert self.cuts is not None
+        begin, end = self.cuts[rank]
+        return (tokens >= begin) & (tokens < end)
+
+    def input_gradient(
+        self, everyone: list[torch.Tensor], gradient: torch.Tensor, *, wanted: bool
+    ) -> torch.Tensor | None:
+        """The inputs' gradient of this rank's samples; keeps the factors of this rank's rows."""
+        own = self._exchange.rank
+        if isinstance(self.module, nn.Embedding):
+            pieces = {
+                rank: gradient[self._has(everyone[own], rank)]
+                for rank in range(self._exchange.size)
+            }
+            came = self._by_rank(self._send("output gradients", pieces))
+            self._kept.append(
+                [
+                    self._of_table(tokens[self._has(tokens, own)], rows)
+                    for tokens, rows in zip(everyone, came, strict=True)
+                ]
+            )
+            return None
+        assert self.cuts is not None
+        columns = {
+            rank: gradient[:, begin:end].contiguous() for rank, (begin, end) in enumerate(self.cuts)
+        }
+        came = self._by_rank(self._send("output gradients", columns))
+        self._kept.append([Factors(*pair) for pair in zip(everyone, came, strict=True)])
+        weight = self.module.weight
+        # Every rank computes and sends, or none does: all run the same model.
+        if not wanted:
+            return None
+        partial = torch.cat(came) @ weight.flatten(1).to(gradient.dtype)
+        parts = dict(enumerate(partial.split([len(one) for one in everyone])))
+        sums = self._by_rank(self._send("input gradients", parts))
+        return torch.stack(sums).sum(0)
+
+    def _of_table(self, tokens: torch.Tensor, gradients: torch.Tensor) -> Factors:
+        """Factors of this rank's rows of a table, which it counts from 0."""
+        kept = without_padding(self.module, Factors(tokens, gradients))
+        return Factors(kept.inputs - self._own[0], kept.gradients)
+
+    def finish(self, loss_scale: float) -> list[float]:
+        """Set the gradients of this rank's rows. Returns |h_r|² of each rank r's samples."""
+        if not self._kept:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            return [0.0] * self._exchange.size
+        exact = wide(self.module.weight.dtype)
+        by_rank = []
+        for rank in range(self._exchange.size):
+            inputs, gradients = (
+                one.detach() for one in joined([call[rank] for call in self._kept])
+            )
+            inputs = inputs.to(exact) if inputs.is_floating_point() else inputs
+            by_rank.append(Factors(inputs, gradients.to(exact) / loss_scale))
+        found = multiply(self.module, joined(by_rank))
+        for parameter, gradient in zip(self.parameters.values(), found, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        return [square(self.module, one) for one in by_rank]
+
+
+class _Divided(torch.autograd.Function):
+    """A product whose weight's rows are on several ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: Sharded) -> torch.Tensor:
+        everyone = owner.gather(rows)
+        ctx.everyone, ctx.owner = everyone, owner
+        return owner.outputs(everyone)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        owner = ctx.owner
+        found = owner.input_gradient(
+            ctx.everyone,
+            gradients[0],
+            wanted=ctx.needs_input_grad[0],
+        )
+        return found, None, None
