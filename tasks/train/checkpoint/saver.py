@@ -26,7 +26,6 @@ from trainwright.tasks.train.checkpoint.tensors import (
     SHARDED_ABOVE_BYTES,
     as_file,
     host_copies,
-    optimizer_tensors,
     own_part,
     shard_name,
     size_bytes,
@@ -97,10 +96,7 @@ class Saver:
         return WRITE
 
     def _take(self, state: CheckpointState, *, spill: bool) -> None:
-        tensors = {
-            MODEL: self._rank.model.state_dict(),
-            OPTIMIZER: optimizer_tensors(self._rank.optimizer),
-        }
+        tensors = dict(zip((MODEL, OPTIMIZER), self._rank.whole_state(), strict=True))
         number, size = self._rank.collective.rank, self._rank.collective.size
         if self._sharded and sum(map(size_bytes, tensors.values())) > SHARDED_ABOVE_BYTES:
             tensors = own_part(tensors, number, size)

@@ -77,20 +77,6 @@ class LayoutWork:
         for one in self.sharded:
             one.cut(cuts_among(self._layout, one.name, one.total, members))
 
-    def whole(self, name: str, own: torch.Tensor, sharded: Sharded) -> torch.Tensor:
-        """The whole of a tensor of which every rank holds some rows, in host memory.
-
-        All ranks call it for the same tensors in the same order.
-        """
-        whole = sharded.place_in(own)
-        padding = -whole.nbytes % 4
-        content = torch.cat(
-            [whole.reshape(-1).view(torch.uint8), torch.zeros(padding, dtype=torch.uint8)]
-        )
-        # As integers, of which all but one are zero: Horovod does not sum all types.
-        summed = self._exchange.sum_(content.view(torch.int32), f"whole {name}")
-        return summed.view(torch.uint8)[: whole.nbytes].view(whole.dtype).view(whole.shape)
-
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter, Sharded]]:
         """The parameters of which this rank may hold only some rows."""
         for one in self.sharded:

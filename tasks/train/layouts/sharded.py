@@ -55,19 +55,16 @@ class Sharded:
         self.total = len(module.weight)
         self.cuts: Cuts | None = None
         """None: this rank holds all rows"""
+        self._own = (0, self.total)
         self.part = 0
         """the number of the micro-batch"""
         self._kept: list[list[Factors]] = []
         """by call: the factors of each rank"""
         module.forward = self  # type: ignore[assignment, method-assign]
 
-    @property
-    def _own(self) -> tuple[int, int]:
-        return self.cuts[self._exchange.rank] if self.cuts is not None else (0, self.total)
-
     def cut(self, cuts: Cuts) -> None:
         """Keep this rank's rows only."""
-        self.cuts = cuts
+        self.cuts, self._own = cuts, cuts[self._exchange.rank]
         begin, end = self._own
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -75,7 +72,7 @@ class Sharded:
 
     def join(self, wholes: Mapping[str, torch.Tensor]) -> None:
         """Hold all rows again, from whole tensors by name."""
-        self.cuts = None
+        self.cuts, self._own = None, (0, self.total)
         for name, parameter in self.parameters.items():
             parameter.grad = None
             parameter.data = wholes[name]
@@ -85,12 +82,15 @@ class Sharded:
         begin, end = self._own
         return whole[begin:end].clone()
 
-    def place_in(self, own: torch.Tensor) -> torch.Tensor:
-        """A whole tensor in host memory with this rank's rows, and zeros elsewhere."""
+    @property
+    def rows_held(self) -> int:
+        """How many rows this rank has; all if it is not cut."""
+        return self._own[1] - self._own[0]
+
+    def place_in(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """Write this rank's rows into a whole tensor."""
         begin, end = self._own
-        whole = torch.zeros((self.total, *own.shape[1:]), dtype=own.dtype)
         whole[begin:end] = own.detach().cpu()
-        return whole
 
     def begin(self) -> None:
         """A step begins."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
 from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
 from trainwright.tasks.train.exchange.collective import Exchange, take_from_first
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
+from trainwright.tasks.train.layouts.row_state import row_shapes, whole_rows
+from trainwright.tasks.train.layouts.sharded import Sharded
 from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
 from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
@@ -159,42 +162,56 @@ class Replica:
     def whole_state(self) -> tuple[Tensors, Tensors]:
         """The tensors of model and optimizer, with all rows of sharded layers.
 
-        All ranks call it at once. Only sharded tensors are copies.
+        All ranks of a group call it at once. Only sharded tensors are copies.
         """
         model, optimizer = self.model.state_dict(), optimizer_tensors(self.optimizer)
+        if self._layout.is_cut:
+            for file, tensors in whole_rows(self, row_shapes(self), holds=True).items():
+                (model if file == MODEL else optimizer).update(tensors)
+        return model, optimizer
+
+    def sharded_tensors(self) -> dict[str, dict[str, tuple[torch.Tensor, Sharded]]]:
+        """By file of a checkpoint, and by name: the tensors of which ranks hold some rows each."""
+        model: dict[str, tuple[torch.Tensor, Sharded]] = {}
+        optimizer: dict[str, tuple[torch.Tensor, Sharded]] = {}
         numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
         for name, parameter, sharded in self._layout.parameters():
-            if sharded.cuts is None:
-                continue
-            model[name] = self._layout.whole(name, parameter, sharded)
-            for key in sorted(self.optimizer.state.get(parameter, {})):
-                at = f"{key}.{numbers[id(parameter)]}"
-                if at in optimizer and optimizer[at].dim():
-                    optimizer[at] = self._layout.whole(at, optimizer[at], sharded)
-        return model, optimizer
+            model[name] = parameter, sharded
+            for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, torch.Tensor) and value.dim():
+                    optimizer[f"{key}.{numbers[id(parameter)]}"] = value, sharded
+        return {MODEL: model, OPTIMIZER: optimizer}
 
     def _in_optimizer(self) -> list[torch.nn.Parameter]:
         return [one for group in self.optimizer.param_groups for one in group["params"]]
 
-    def make_whole(self) -> None:
-        """Hold all rows of sharded layers again. All ranks call it at once."""
-        if self._layout.is_cut:
-            self._join_rows(*self.whole_state())
+    def rows_of_layers(self) -> list[tuple[int, int]]:
+        """By sharded layer: how many rows this rank has, and how many there are."""
+        return [(one.rows_held, one.total) for one in self._layout.sharded]
 
-    def forget_rows(self) -> None:
-        """Prepare to load a state: sharded layers get all their rows, with any values."""
-        if not self._layout.is_cut:
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank holds only some rows of sharded layers."""
+        return self._layout.is_cut
+
+    def hold_all_rows(self, rows: Mapping[str, Tensors] | None = None) -> None:
+        """Hold all rows of sharded layers again: these, by file; None: those of a new model."""
+        if not self._layout.sharded:
             return
-        fresh, optimizer = dict(self._newly_built().named_parameters()), dict[str, torch.Tensor]()
-        self._join_rows({name: one.detach() for name, one in fresh.items()}, optimizer)
-
-    def _join_rows(self, model: Tensors, optimizer: Tensors) -> None:
+        if rows is None:
+            rows = {MODEL: dict(self._newly_built().state_dict()), OPTIMIZER: {}}
+        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
         for sharded in self._layout.sharded:
-            sharded.join({name: model[name].to(self.device) for name in sharded.parameters})
-        if optimizer:
-            load_optimizer(self.optimizer, optimizer)
-        else:
-            self.optimizer.state.clear()
+            sharded.join({name: rows[MODEL][name].to(self.device) for name in sharded.parameters})
+            for parameter in sharded.parameters.values():
+                state = self.optimizer.state.get(parameter, {})
+                for key in [one for one, value in state.items() if getattr(value, "ndim", 0)]:
+                    whole = rows[OPTIMIZER].get(f"{key}.{numbers[id(parameter)]}")
+                    state[key] = (
+                        whole.to(self.device)
+                        if whole is not None
+                        else torch.zeros_like(parameter, dtype=state[key].dtype)
+                    )
 
     def take_state_from_first(self, source: int = 0) -> None:
         """Copy parameters, buffers and optimizer state from one rank to all, without sharded rows.

@@ -83,6 +83,7 @@ class Training:
         """Synchronise the state with the members of a worker group, and split the batch."""
         self.committed = group.committed
         agree(self, group)
+        self.rank.cut(group.members)
         self.batch.enter(self._state, group)
         self._open_writer()
 
@@ -243,6 +244,7 @@ class Training:
         rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
         begin(self, go_back(self) if rank.first else None)
         take_all(self, 0)
+        rank.cut(members)
         state = self._state
         if rank.first:
             self.channel.send("back", step=state.step)

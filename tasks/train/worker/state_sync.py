@@ -21,6 +21,7 @@ from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import fetch_checkpoint
 from trainwright.tasks.train.checkpoint.tensors import load_optimizer
 from trainwright.tasks.train.exchange.collective import take_document
+from trainwright.tasks.train.layouts.row_state import hold_all_rows
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.worker.loop import Training
@@ -39,6 +40,10 @@ def agree(training: Training, group: WorkerGroup) -> None:
     source = counts.index(max(counts))
     if max(counts) == 0:
         begin(training, _here(training, group.checkpoint))
+    elif not hold_all_rows(training.rank, source, holds=finished[peers.rank] == max(counts)):
+        # A rank is gone with rows that no other has.
+        begin(training, go_back(training) if training.rank.first else None)
+        source = 0
     take_all(training, source)
     training.redo |= group.broken and training.saved > group.committed
     training.saver.join(group)
@@ -67,6 +72,8 @@ def go_back(training: Training) -> str | None:
 def begin(training: Training, folder: str | None) -> None:
     """Start from the checkpoint in a folder, or at step 0."""
     rank, plan = training.rank, training.rank.request.plan
+    if rank.is_cut:
+        rank.hold_all_rows()
     training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
     if folder is None or not rank.first:
         rank.begin_anew()
