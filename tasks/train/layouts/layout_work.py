@@ -72,7 +72,7 @@ class LayoutWork:
     def cut(self, members: Sequence[int]) -> None:
         """Keep this rank's rows only. `members`: the devices' numbers, in the order of ranks."""
         self.members = list(members)
-        if self._layout is None or self._exchange.size == 1:
+        if self._layout is None:
             return
         for one in self.sharded:
             one.cut(cuts_among(self._layout, one.name, one.total, members))

@@ -1,0 +1,55 @@
+"""Trainings of layouts with real ranks: exact, with both libraries; ranks that are killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joint_batch_case import BOUNDS, largest_difference
+from layout_ranks import with_layout
+from training_case import NO_SPARE, SLOW, alone, ranks, request, when_checkpoint
+
+from trainwright.tasks.train import train
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "late-multiply": {"sync": {"out": "factors"}},
+    "sharded": {"sync": {"out": "rows"}, "rows": {"out": [7, 3]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "backend"), [("late-multiply", "horovod"), ("sharded", "torch")]
+)
+def test_real_ranks_equal_one_process_with_evaluations_and_checkpoints_between(
+    tmp_path: Path, layout: str, backend: str
+) -> None:
+    asked = request(
+        tmp_path,
+        [40, 20],
+        validation_fraction=1100 / 1797,
+        epochs=2,
+        backend=backend,
+        precision="fp64",
+        optimizer={"name": "adamw", "weight_decay": 0.1},
+        **NO_SPARE,
+    )
+    metrics: list[dict[str, float]] = []
+    expected = alone(asked, metrics=metrics)
+    result = train(with_layout(asked, **LAYOUTS[layout]))
+    assert largest_difference(tmp_path / "run", result.steps, expected) <= BOUNDS["fp64"]
+    assert result.metrics["loss"] == pytest.approx(metrics[-1]["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_a_killed_rank_the_training_goes_on_and_ends(tmp_path: Path, layout: str) -> None:
+    asked = request(tmp_path, [40, 20], epochs=2, backend="torch", devices=SLOW)
+    killed = when_checkpoint(tmp_path, 5, lambda: ranks()[1].send_signal(signal.SIGKILL))
+    result = train(with_layout(asked, **LAYOUTS[layout]))
+    killed.join()
+    assert result.steps == 48
+    assert any("rank 1" in one.reason for one in result.split_events)
+    undisturbed: list[dict[str, float]] = []
+    alone(asked, metrics=undisturbed)
+    assert result.metrics["loss"] == pytest.approx(undisturbed[-1]["loss"], rel=1e-3)
