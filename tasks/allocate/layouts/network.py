@@ -8,6 +8,8 @@ its ranks send to each other.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.estimator.predict.communication import Link, all_reduce
@@ -16,12 +18,15 @@ from trainwright.tasks.allocate.layouts.transfers import Moved
 
 @dataclass(frozen=True)
 class Network:
-    """The links of some ranks. `between` has the link of each machine to the others."""
+    """The links of some ranks.
+
+    By machine: `between` is its link to the others, `inside` that between its own ranks.
+    """
 
     machines: tuple[str, ...]
     """by rank"""
-    between: dict[str, Link]
-    inside: Link
+    between: Mapping[str, Link]
+    inside: Mapping[str, Link]
 
     def seconds(self, moved: Moved) -> float:
         """The time of one transfer."""
@@ -34,9 +39,9 @@ class Network:
 
     def _used(self) -> list[Link]:
         """The links that a ring over all ranks crosses."""
-        names = set(self.machines)
-        crossed = [self.between[name] for name in sorted(names)] if len(names) > 1 else []
-        return [*crossed, self.inside] if len(names) < len(self.machines) else crossed
+        counts = Counter(self.machines)
+        crossed = [self.between[name] for name in counts] if len(counts) > 1 else []
+        return [*crossed, *(self.inside[name] for name, count in counts.items() if count > 1)]
 
     def _pairs(self, moved: Moved) -> float:
         import numpy as np
@@ -47,7 +52,7 @@ class Network:
             mine = here == name
             within = moved.pairs[np.ix_(mine, mine)].sum()
             if mine.sum() > 1:
-                found = max(found, self.inside.time(mine.sum() - 1, within).median)
+                found = max(found, self.inside[name].time(mine.sum() - 1, within).median)
             if mine.all():
                 continue
             out = moved.pairs[np.ix_(mine, ~mine)].sum()

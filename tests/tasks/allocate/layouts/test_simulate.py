@@ -10,8 +10,10 @@ from layout_cases import LOSS, convolution, dense_layer, layout_of, models_and_l
 from trainwright.estimator.curves import Affine, DeviceCurve, LayerCost
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.actions import actions_of
 from trainwright.tasks.allocate.layouts.network import Network
-from trainwright.tasks.allocate.layouts.simulate import StepSimulator
+from trainwright.tasks.allocate.layouts.simulate import StepSimulator, play
+from trainwright.tasks.allocate.layouts.transfers import TransferSizes
 from trainwright.tasks.runs.artefacts.layout import Layout
 
 NOTHING = Affine(fixed=0.0, per_sample=0.0)
@@ -51,7 +53,7 @@ def network(ranks: int, bytes_per_s: float, latency_s: float = 0.0) -> Network:
     """Every rank on a machine of its own."""
     link = Link(bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, spread=0.0)
     machines = tuple(f"machine-{number}" for number in range(ranks))
-    return Network(machines, dict.fromkeys(machines, link), link)
+    return Network(machines, dict.fromkeys(machines, link), dict.fromkeys(machines, link))
 
 
 def simulator(
@@ -103,6 +105,25 @@ def test_a_sharded_layers_work_follows_the_rows() -> None:
     gradients, sums = 4 * 4 * 25, 4 * 4 * 100
     sent = 4 * 100 + 1024 + inputs + outputs + gradients + sums
     assert step.sent_bytes[0] == pytest.approx(sent)
+
+
+@settings(max_examples=100, deadline=None)
+@given(models_and_layouts())
+def test_lists_that_ranks_play_alone_take_as_long_as_together(
+    case: tuple[list[LayerFacts], Layout],
+) -> None:
+    layers, layout = case
+    ranks = len(layout.pipelines)
+    curves = [curve_of(layers, 1.0 + number) for number in range(ranks)]
+    simulator = StepSimulator(layers, curves, network(ranks, 1e6))
+    sizes = TransferSizes(layout, layers)
+    lists = [list(one) for one in actions_of(layout, layers)]  # no longer the same list
+    apart = play(lists, simulator._seconds(layout), sizes.of, simulator._network)
+    together = simulator(layout)
+    assert apart.step_s == pytest.approx(together.step_s)
+    assert apart.sent_bytes == pytest.approx(together.sent_bytes)
+    for rank in range(ranks):
+        assert apart.seconds(rank) == pytest.approx(together.seconds(rank))
 
 
 @settings(max_examples=150, deadline=None)
