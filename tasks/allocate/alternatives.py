@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
@@ -12,6 +12,7 @@ from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_na
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
+from trainwright.tasks.runs.artefacts.layout import LayoutName
 from trainwright.tasks.runs.artefacts.plan import Alternative
 from trainwright.tasks.units import plain, seconds
 
@@ -43,6 +44,20 @@ def alternatives(
         if _shown_as(one) not in known:
             known.add(_shown_as(one))
             found.append(_lost(problem, one, result))
+    return found
+
+
+def other_layouts(
+    problem: PlanningProblem, others: Mapping[LayoutName, Configuration], best: Configuration
+) -> list[Alternative]:
+    """The best plan of each other layout on the plan's devices, best first."""
+    ranked = sorted(others.items(), key=lambda pair: pair[1].value(problem.goal))
+    found = []
+    for name, one in ranked:
+        slower = one.cost.step_s.median / best.cost.step_s.median
+        how = f"a step takes {plain(slower)} times as long" if slower > 1 else "predicted as fast"
+        lost = _lost(problem, one, best)
+        found.append(lost.model_copy(update={"layout": name, "reason": how}))
     return found
 
 

@@ -19,11 +19,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from trainwright.estimator.predict.energy import power_of
-from trainwright.tasks.allocate.alternatives import alternatives
+from trainwright.tasks.allocate.alternatives import alternatives, other_layouts
 from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
 from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
+from trainwright.tasks.allocate.layouts.planning import laid_out
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
 from trainwright.tasks.allocate.plan.cost import CostModel
@@ -32,6 +33,7 @@ from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
@@ -101,6 +103,8 @@ def _document(
     neighbours = problem.neighbours(result)
     known = explored(problem, result, neighbours)
     result = _tie_broken(problem, known, result)
+    laid = laid_out(result, job.train.layout, problem.goal)
+    result = laid.chosen
     better = replace(chosen, best=result)
     found, chosen = [better if one is chosen else one for one in found], better
     gap = chosen.gap(problem.goal)
@@ -117,11 +121,16 @@ def _document(
         steps_per_epoch=math.ceil(rows / result.batch),
         epochs=job.train.epochs,
         strategy={"name": result.strategy, "collective": "ring all-reduce"},
+        layout=result.layout,
+        layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
         predicted=result.cost.prediction(),
         not_exceeded=result.cost.not_exceeded(job.objective.confidence),
         deadline_s=job.objective.deadline,
         budget=job.objective.budget,
-        alternatives=alternatives(problem, chosen, neighbours),
+        alternatives=[
+            *other_layouts(problem, laid.others, result),
+            *alternatives(problem, chosen, neighbours),
+        ],
         front=front(problem, known, result),
         batches=[
             point(problem, one.best, chosen=one is chosen)

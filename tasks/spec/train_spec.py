@@ -121,6 +121,26 @@ class EarlyStopping(Document):
     )
 
 
+class LayoutSpec(Document):
+    """Parts of a layout that the job fixes; the planner chooses the rest."""
+
+    dense: Literal["auto", "sum", "factors", "rows"] = Field(
+        default="auto",
+        description="how copies of dense layers are kept equal; sum: gradients are summed; "
+        "factors: inputs and output gradients are gathered, and multiplied by all (late multiply); "
+        "rows: each device holds some rows of the weight (sharded)",
+    )
+    chunk_bytes: int | None = Field(
+        default=None,
+        ge=1024,
+        le=1 << 34,
+        description="gradients are summed in chunks of about this size; default: 4 MiB",
+    )
+    factor_type: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="type in which factors are sent; bf16 halves their bytes"
+    )
+
+
 class TrainSpec(Document):
     """How to train."""
 
@@ -179,6 +199,13 @@ class TrainSpec(Document):
     )
     backend: Literal["auto", "horovod", "torch"] = Field(
         default="auto", description="library for collectives; auto: Horovod if it is installed"
+    )
+    layout: LayoutSpec | Literal["auto", "data-parallel", "late-multiply", "sharded", "hybrid"] = (
+        Field(
+            default="auto",
+            description="how a step is divided among devices; auto: the planner chooses the fastest "
+            "one that does not change the mathematics of training",
+        )
     )
     adaptive_split: bool = Field(
         default=True, description="correct the batch split by measured step times"

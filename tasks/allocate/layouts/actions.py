@@ -107,8 +107,7 @@ def _micro_batch(
 
 
 def _chunk_name(chunk: Chunk) -> str:
-    first = chunk.pieces[0]
-    return f"sum {first.parameter}:{first.begin}"
+    return f"sum {chunk.parameters[0]}"
 
 
 def _is_sharded(layout: Layout, layer: LayerFacts, group: tuple[int, ...]) -> bool:

@@ -8,57 +8,33 @@ from typing import NamedTuple
 from trainwright.estimator.structure import LayerFacts
 
 
-class Piece(NamedTuple):
-    """Elements [begin, end) of a parameter, as one flat row."""
-
-    parameter: str
-    begin: int
-    end: int
-
-
 class Chunk(NamedTuple):
-    """What is summed at once. It is complete when the layer `last` has its weight gradients."""
+    """Gradients that are summed at once, when those of the last of `layers` are there."""
 
-    pieces: tuple[Piece, ...]
+    parameters: tuple[str, ...]
     layers: tuple[str, ...]
-
-    @property
-    def elements(self) -> int:
-        """The number of gradients."""
-        return sum(piece.end - piece.begin for piece in self.pieces)
+    elements: int
 
 
 def chunks_of(layers: Sequence[LayerFacts], most_elements: int) -> list[Chunk]:
     """The chunks of these layers' gradients; `layers` are in the order of the forward pass.
 
-    A parameter larger than a chunk is divided. A smaller one is kept whole, so that a chunk is
-    complete as soon as possible. Raises ValueError if a chunk would hold nothing.
+    A parameter is not divided: a larger one than a chunk is a chunk of its own.
     """
-    if most_elements < 1:
-        raise ValueError(f"a chunk of {most_elements} elements; allowed: one or more")
-    found: list[Chunk] = []
-    pieces: list[Piece] = []
-    names: list[str] = []
-    room = most_elements
-
-    def close() -> None:
-        nonlocal room
-        if pieces:
-            found.append(Chunk(tuple(pieces), tuple(dict.fromkeys(names))))
-        pieces.clear()
-        names.clear()
-        room = most_elements
-
+    found: list[list[tuple[str, str, int]]] = []
+    size = 0
     for layer in reversed(layers):
         for name, elements in reversed(layer.parameters.items()):
-            if elements > room:
-                close()
-            for begin in range(0, elements, most_elements):
-                end = min(elements, begin + most_elements)
-                if end - begin > room:
-                    close()
-                pieces.append(Piece(name, begin, end))
-                names.append(layer.name)
-                room -= end - begin
-    close()
-    return found
+            if not found or size + elements > most_elements:
+                found.append([])
+                size = 0
+            found[-1].append((name, layer.name, elements))
+            size += elements
+    return [
+        Chunk(
+            tuple(name for name, _, _ in chunk),
+            tuple(dict.fromkeys(layer for _, layer, _ in chunk)),
+            sum(elements for _, _, elements in chunk),
+        )
+        for chunk in found
+    ]

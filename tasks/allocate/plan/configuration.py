@@ -13,6 +13,7 @@ from trainwright.tasks.allocate.plan.cost import Cost, RanksCost
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.placement import Placement, placed_devices
 from trainwright.tasks.allocate.plan.topology import Topology
+from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.spec.pool import Device
 
 Goal = Literal["time", "energy", "cost", "upper_time", "upper_cost"]
@@ -79,6 +80,8 @@ class Configuration:
     accumulation: int
     cost: Cost
     strategy: str = "data-parallel"
+    layout: Layout | None = None
+    """None: data parallel"""
 
     @property
     def size(self) -> int:

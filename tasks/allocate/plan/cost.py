@@ -112,6 +112,45 @@ class Cost(NamedTuple):
     upper_duration_s: float
     upper_cost: float
 
+    def with_steps(self, steps: int, step_s: Triple, extra: RanksCost, work_j: float) -> Cost:
+        """The cost if a step takes `step_s` instead, and its ranks' work `work_j` J more.
+
+        `extra` has what the ranks cost while they wait.
+        """
+        added = Triple(*(new - old for new, old in zip(step_s, self.step_s, strict=True)))
+        duration = Triple(
+            *(old + steps * more for old, more in zip(self.duration_s, added, strict=True))
+        )
+        energy, cost = self.energy_j, self.cost
+        if energy is not None:
+            energy = Triple(
+                *(
+                    old + steps * (extra.idle_w * more + work_j)
+                    for old, more in zip(energy, added, strict=True)
+                )
+            )
+        if cost is not None:
+            joules = [0.0] * 3
+            if energy is not None and self.energy_j is not None:
+                joules = [new - old for new, old in zip(energy, self.energy_j, strict=True)]
+            rent = extra.rent if math.isfinite(extra.rent) else 0.0
+            cost = Triple(
+                *(
+                    old + rent * steps * more + extra.energy_price_per_j * joule
+                    for old, more, joule in zip(cost, added, joules, strict=True)
+                )
+            )
+        longer = duration.high / self.duration_s.high
+        dearer = cost.high / self.cost.high if cost and self.cost and self.cost.high else 1.0
+        return Cost(
+            step_s,
+            duration,
+            energy,
+            cost,
+            self.upper_duration_s * longer,
+            self.upper_cost * dearer,
+        )
+
     def prediction(self) -> Prediction:
         """The same, as an artefact stores it."""
         return Prediction(

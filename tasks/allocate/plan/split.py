@@ -12,6 +12,7 @@ max_r t_r(b_r), and each rank is within one sample of its real-valued share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,22 @@ def split_batch(
         raise ValueError("a step time falls as samples are added")
     shares = split_kinds(total, tables, [1] * len(tables), levels_of(tables))
     return None if shares is None else [ranks[0][0] for ranks in shares]
+
+
+def shares(count: int, split: Sequence[int]) -> list[int]:
+    """Split `count` samples in proportion to `split`.
+
+    Largest-remainder method; the earlier rank wins ties.
+    """
+    total = sum(split)
+    if count == total:
+        return list(split)
+    exact = [count * part / total for part in split]
+    whole = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(split)), key=lambda rank: (whole[rank] - exact[rank], rank))
+    for rank in by_remainder[: count - sum(whole)]:
+        whole[rank] += 1
+    return whole
 
 
 def levels_of(tables: Sequence[TimesArray]) -> TimesArray:

@@ -73,7 +73,7 @@ class Topology:
             machine.setdefault(kind.index, []).append(device)
         self.devices = machines
         """By machine and kind."""
-        links = _links(model.pool)
+        links = links_of(model.pool)
         alike: dict[tuple[str | None, Links, Inventory], list[str]] = {}
         for name, held in machines.items():
             own = apart or name == THIS_MACHINE
@@ -162,7 +162,7 @@ def machine_of(device: Device) -> str:
     return THIS_MACHINE if device.local else device.address
 
 
-def _links(pool: Pool) -> dict[str, Links]:
+def links_of(pool: Pool) -> dict[str, Links]:
     """The links between and inside machines, by machine: the slowest of its hosts'."""
     networks, found = pool.networks(), dict[str, Links]()
     for host in pool.hosts:

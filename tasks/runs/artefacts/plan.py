@@ -10,7 +10,7 @@ from trainwright.estimator.curves import Affine, Interval, Mode
 from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
-from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, LayoutName
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.pool import Device
 
@@ -82,6 +82,7 @@ class NotExceeded(Value):
 class Alternative(Value):
     """A configuration that was not chosen, with the reason."""
 
+    layout: LayoutName = Field(default=DATA_PARALLEL, description="how it divides a step")
     devices: dict[str, int] = Field(description="number of devices by kind")
     global_batch_size: int
     accumulation: int = 1

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainwright.tasks.allocate.plan.split import shares as shares
 from trainwright.tasks.train.batch.block_order import BlockOrder, RowNumbers
 
 if TYPE_CHECKING:
@@ -55,22 +56,6 @@ def samples_after(step: int, rows: int, global_batch_size: int) -> int:
     """The number of samples in `step` steps with a constant batch."""
     epochs, steps = divmod(step, steps_per_epoch(rows, global_batch_size))
     return epochs * rows + min(rows, steps * global_batch_size)
-
-
-def shares(count: int, split: Sequence[int]) -> list[int]:
-    """Split `count` samples in proportion to `split`.
-
-    Largest-remainder method; the earlier rank wins ties.
-    """
-    total = sum(split)
-    if count == total:
-        return list(split)
-    exact = [count * part / total for part in split]
-    whole = [math.floor(value) for value in exact]
-    by_remainder = sorted(range(len(split)), key=lambda rank: (whole[rank] - exact[rank], rank))
-    for rank in by_remainder[: count - sum(whole)]:
-        whole[rank] += 1
-    return whole
 
 
 def split_among(

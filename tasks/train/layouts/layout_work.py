@@ -47,8 +47,11 @@ class LayoutWork:
         ]
         apart = {id(one) for late in self._late for one in late.parameters}
         apart |= {id(one) for sharded in self.sharded for one in sharded.parameters.values()}
-        self.summed = [one for one in model.parameters() if id(one) not in apart]
-        """the parameters whose gradients are summed"""
+        known = [name for one in layers for name in one.parameters]
+        order = {name: place for place, name in enumerate(known)}
+        named = sorted(model.named_parameters(), key=lambda pair: order.get(pair[0], -1))
+        self.summed = [one for _, one in named if id(one) not in apart]
+        """the parameters whose gradients are summed, in the order of the forward pass"""
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""
         self.last = True

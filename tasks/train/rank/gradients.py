@@ -42,11 +42,17 @@ class GradientSum:
     Each step calls `begin`, runs the backward passes, then calls `send_rest` and `finish`.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        collective: Collective,
+        bucket_bytes: int = GRADIENT_BUCKET_BYTES,
+    ) -> None:
+        """`parameters` are in the order of the forward pass."""
         # The backward pass reaches the last parameters first.
         self._parameters = [one for one in parameters if one.requires_grad][::-1]
         self._collective = collective
-        self._buckets = _buckets(self._parameters)
+        self._buckets = _buckets(self._parameters, bucket_bytes)
         self._sent = 0
         self.own_square = 0.0
         """|h|² of what this rank has sent in this step, h = (b_r / B) · g_r."""
@@ -182,7 +188,7 @@ def clip(
         torch._foreach_mul_(gradients, bound / (norm + 1e-6))
 
 
-def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
+def _buckets(parameters: list[torch.nn.Parameter], most_bytes: int) -> list[_Bucket]:
     groups: list[list[int]] = []
     size = 0
     for number, parameter in enumerate(parameters):
@@ -190,7 +196,7 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
         count = parameter.numel() * dtype.itemsize
         if (
             not groups
-            or size + count > GRADIENT_BUCKET_BYTES
+            or size + count > most_bytes
             or wide(parameters[groups[-1][0]].dtype) != dtype
         ):
             groups.append([])

@@ -19,6 +19,7 @@ import torch  # noqa: TID253
 from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
 from trainwright.estimator.memory.freed_memory import keep_freed_memory
 from trainwright.estimator.precision import autocast, for_loss
+from trainwright.estimator.predict.communication import GRADIENT_BUCKET_BYTES
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
@@ -98,7 +99,12 @@ class Rank(Replica):
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
         self._scales = self.spec.precision == "amp" and "fp16" in halves  # on all ranks alike
         self.loss_scale = LossScale()
-        self._gradients = GradientSum(self._layout.summed, self.collective)
+        layout = request.plan.layout
+        self._gradients = GradientSum(
+            self._layout.summed,
+            self.collective,
+            layout.chunk_bytes if layout is not None else GRADIENT_BUCKET_BYTES,
+        )
         self._with_buffers = [module for module in self.model.modules() if module._buffers]
         self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
         """copies of the buffers, for `abandon_step`"""

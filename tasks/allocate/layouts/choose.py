@@ -1,0 +1,211 @@
+"""Chooses how each layer's copies are kept equal on given devices, by simulated steps.
+
+It begins with data parallel and tries, for one layer after another, beginning with the largest, the
+other ways that the layer permits; a way that makes the step shorter is kept. Alike layers are tried
+together too, since each alone may not pay. Nothing here changes the mathematics of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainwright.estimator.predict.communication import Link
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.network import Network
+from trainwright.tasks.allocate.layouts.permitted import why_not
+from trainwright.tasks.allocate.layouts.simulate import SimulatedStep, StepSimulator
+from trainwright.tasks.allocate.plan.collectives import INNER
+from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.allocate.plan.split import shares
+from trainwright.tasks.allocate.plan.topology import THIS_MACHINE, links_of, machine_of
+from trainwright.tasks.runs.artefacts.layout import (
+    CHUNK_BYTES,
+    Layout,
+    LayoutName,
+    Pipeline,
+    Stage,
+    Sync,
+    name_of,
+)
+from trainwright.tasks.spec.pool import Device
+
+_ROUNDS = 3
+_DENSE: tuple[Sync, ...] = ("factors", "rows")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with its simulated step."""
+
+    layout: Layout
+    step: SimulatedStep
+
+
+class LayoutChoice:
+    """The layouts of a model on the devices of a configuration."""
+
+    def __init__(
+        self,
+        result: Configuration,
+        chunk_bytes: int = CHUNK_BYTES,
+        factor_type: Literal["fp32", "bf16"] = "fp32",
+    ) -> None:
+        model = result.topology.model
+        self._devices = result.devices()
+        self._parts = result.accumulation
+        self._chunk_bytes, self._factor_type = chunk_bytes, factor_type
+        self.layers: Sequence[LayerFacts] = model.estimate.layers
+        curves = [model.kind(device).curve for device, _ in self._devices]
+        self._simulate = StepSimulator(self.layers, curves, _network(result))
+        self._speeds = [
+            curve.median_s(batch) / max(1, batch)
+            for curve, (_, batch) in zip(curves, self._devices, strict=True)
+        ]
+        self._names = tops(self.layers)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to choose: several ranks, and layers that are known."""
+        return len(self._devices) > 1 and bool(self.layers)
+
+    def with_syncs(self, syncs: Mapping[str, Sync]) -> Candidate:
+        """The layout in which these layers are not summed."""
+        used: dict[str, Sync] = {name: sync for name, sync in syncs.items() if sync != "sum"}
+        trained: dict[str, Sync] = {
+            one.name: used.get(one.name, "sum") for one in self.layers if one.parameters
+        }
+        layout = Layout(
+            name=name_of({*trained.values()}, 1),
+            pipelines=[
+                Pipeline(
+                    micro_batches=_micro_batches(batch, self._parts),
+                    stages=[Stage(device=device.id, layers=self._names)],
+                )
+                for device, batch in self._devices
+            ],
+            sync=used,
+            rows={one.name: self._cuts(one) for one in self.layers if used.get(one.name) == "rows"},
+            chunk_bytes=self._chunk_bytes,
+            factor_type=self._factor_type,
+        )
+        return Candidate(layout, self._simulate(layout))
+
+    def _cuts(self, layer: LayerFacts) -> dict[str, tuple[int, int]]:
+        """Rows in proportion to the devices' speeds."""
+        dense = layer.dense
+        assert dense is not None, layer.name
+        total = dense.inputs if dense.kind == "embedding" else dense.outputs
+        most = max(self._speeds)
+        counts = shares(total, [round(1e6 * most / one) for one in self._speeds])
+        ends = [sum(counts[: number + 1]) for number in range(len(counts))]
+        return {
+            device.id: (end - count, end)
+            for (device, _), count, end in zip(self._devices, counts, ends, strict=True)
+        }
+
+    def everywhere(self, sync: Sync) -> Candidate | None:
+        """The layout in which every layer that permits it is kept equal so; None if none does."""
+        syncs = {
+            one.name: sync for one in self.layers if one.parameters and why_not(one, sync) is None
+        }
+        return self.with_syncs(syncs) if syncs else None
+
+    def best(self, allowed: Sequence[Sync] = _DENSE) -> Candidate:
+        """The shortest step that was found."""
+        dense, found = self._dense(), self.with_syncs({})
+        starts = [self.everywhere(sync) for sync in allowed]
+        for one in starts:
+            if one is not None and one.step.step_s < found.step.step_s:
+                found = one
+        for _ in range(_ROUNDS):
+            before = found.step.step_s
+            for group in _alike(dense):
+                ways: tuple[Sync, ...] = ("sum", *allowed)
+                for sync in ways:
+                    if any(why_not(one, sync) for one in group):
+                        continue
+                    syncs = {**found.layout.sync, **{one.name: sync for one in group}}
+                    tried = self.with_syncs(syncs)
+                    if tried.step.step_s < found.step.step_s * (1 - 1e-9):
+                        found = tried
+            if found.step.step_s >= before:
+                break
+        return found
+
+    def mixed(self) -> Candidate | None:
+        """The shortest step in which some layers are summed and a group of others is not."""
+        found: Candidate | None = None
+        for group in _alike(self._dense()):
+            for sync in _DENSE:
+                if any(why_not(one, sync) for one in group):
+                    continue
+                tried = self.with_syncs({one.name: sync for one in group})
+                if tried.layout.name == "hybrid" and (
+                    found is None or tried.step.step_s < found.step.step_s
+                ):
+                    found = tried
+        return found
+
+    def _dense(self) -> list[LayerFacts]:
+        """The layers that may be more than summed, the largest first."""
+        found = [one for one in self.layers if one.parameters and not why_not(one, "factors")]
+        return sorted(found, key=lambda one: -one.parameter_bytes)
+
+    def named(self) -> dict[LayoutName, Candidate]:
+        """The best layout of each name that this model permits on these devices."""
+        candidates = [
+            self.with_syncs({}),
+            self.everywhere("factors"),
+            self.everywhere("rows"),
+            self.mixed(),
+            self.best(),
+        ]
+        found: dict[LayoutName, Candidate] = {}
+        for one in candidates:
+            if one is None:
+                continue
+            known = found.get(one.layout.name)
+            if known is None or one.step.step_s < known.step.step_s:
+                found[one.layout.name] = one
+        return found
+
+
+def _alike(layers: Sequence[LayerFacts]) -> list[list[LayerFacts]]:
+    """Groups of layers with the same sizes, and each layer of a small group alone too."""
+    groups: dict[object, list[LayerFacts]] = {}
+    for one in layers:
+        groups.setdefault((one.dense, one.parameter_bytes), []).append(one)
+    found = list(groups.values())
+    return found + [[one] for group in found if 1 < len(group) <= 4 for one in group]
+
+
+def _micro_batches(batch: int, parts: int) -> list[int]:
+    """The samples of each micro-batch, as even as they can be."""
+    return [batch // parts + (number < batch % parts) for number in range(parts)]
+
+
+def tops(layers: Sequence[LayerFacts]) -> list[str]:
+    """The outermost modules that contain all layers, in order; without the loss."""
+    return list(dict.fromkeys(one.name.partition(".")[0] for one in layers if one.kind != "loss"))
+
+
+def _network(result: Configuration) -> Network:
+    """The links between the devices of a configuration."""
+    model = result.topology.model
+    devices: list[Device] = [device for device, _ in result.devices()]
+    machines = tuple(machine_of(device) for device in devices)
+    links = links_of(model.pool)
+    measured = model.estimate.local_link
+    between, inside = {}, {}
+    for name in set(machines):
+        network, inner = links.get(name, (INNER, INNER))
+        between[name] = _link(*network)
+        known = measured is not None and name == THIS_MACHINE
+        inside[name] = measured if known and measured is not None else _link(*inner)
+    return Network(machines, between, inside)
+
+
+def _link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:
+    return Link(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, spread=0.0)
