@@ -122,6 +122,7 @@ def _document(
         epochs=job.train.epochs,
         strategy={"name": result.strategy, "collective": "ring all-reduce"},
         layout=result.layout,
+        layout_in_words=laid.words,
         layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
         predicted=result.cost.prediction(),
         not_exceeded=result.cost.not_exceeded(job.objective.confidence),

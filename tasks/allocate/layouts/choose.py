@@ -90,7 +90,11 @@ class LayoutChoice:
             chunk_bytes=self._chunk_bytes,
             factor_type=self._factor_type,
         )
-        return Candidate(layout, self._simulate(layout))
+        return Candidate(layout, self.simulated(layout))
+
+    def simulated(self, layout: Layout) -> SimulatedStep:
+        """The step of a layout of these devices."""
+        return self._simulate(layout)
 
     def _cuts(self, layer: LayerFacts) -> dict[str, tuple[int, int]]:
         """Rows in proportion to the devices' speeds."""

@@ -10,6 +10,7 @@ from typing import Any
 from trainwright.tasks.allocate.layouts.actions import COMPUTE
 from trainwright.tasks.allocate.layouts.choose import Candidate, LayoutChoice
 from trainwright.tasks.allocate.layouts.permitted import why_not
+from trainwright.tasks.allocate.layouts.words import in_words
 from trainwright.tasks.allocate.plan.confidence import Triple
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
@@ -27,6 +28,8 @@ class LaidOut:
 
     chosen: Configuration
     others: dict[LayoutName, Configuration]
+    words: str = ""
+    """the chosen layout in words"""
 
 
 def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> LaidOut:
@@ -50,11 +53,15 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
         plain = everything[DATA_PARALLEL]
         if chosen.value(goal) >= plain.value(goal) * (1 - _LEAST_GAIN):
             chosen = plain
-    name = chosen.layout.name if chosen.layout is not None else DATA_PARALLEL
-    return LaidOut(chosen, {key: one for key, one in everything.items() if key != name})
+    layout = chosen.layout
+    assert layout is not None
+    sent = max(choice.simulated(layout).sent_bytes)
+    words = in_words(layout, choice.layers, sent, max(base.step.sent_bytes))
+    others = {key: one for key, one in everything.items() if key != layout.name}
+    return LaidOut(chosen, others, words)
 
 
-_LEAST_GAIN = 0.02
+_LEAST_GAIN = 0.1
 """A layout other than data parallel must be better by this share: predictions are not exact."""
 
 

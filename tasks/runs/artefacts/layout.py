@@ -19,6 +19,8 @@ sum: gradients are summed over all. factors: inputs and output gradients are gat
 device multiplies them itself. rows: each device holds some rows of the weight. average: every
 device trains alone for some steps, then parameters are averaged.
 """
+Outer = Literal["none", "block-momentum", "nesterov"]
+"""What an average does: nothing more, block momentum (BMUF), or an outer Nesterov step (DiLoCo)."""
 DATA_PARALLEL: LayoutName = "data-parallel"
 CHUNK_BYTES = 4 << 20
 
@@ -56,8 +58,18 @@ class Layout(Value):
         "[first, end)",
     )
     average_every: int | None = Field(
-        default=None, ge=1, description="steps between averages; None: nothing is averaged"
+        default=None,
+        ge=1,
+        description="most steps between averages; None: nothing is averaged. Each micro-batch is "
+        "then a step of its device alone; 1 is the same as summing gradients",
     )
+    local_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="samples of a device's own step between averages, so that a faster device does "
+        "more steps; None: its whole part of the batch",
+    )
+    outer: Outer = Field(default="none", description="the step after an average")
     chunk_bytes: int = Field(
         default=CHUNK_BYTES, ge=1, description="gradients are summed in chunks of this size"
     )
@@ -75,6 +87,12 @@ class Layout(Value):
     def devices(self) -> list[str]:
         """The ids of all devices, in the order of pipelines and stages."""
         return [stage.device for pipeline in self.pipelines for stage in pipeline.stages]
+
+    @property
+    def averages(self) -> bool:
+        """Whether devices train alone between averages."""
+        alone = (self.average_every or 1) > 1 or self.outer != "none"
+        return self.average_every is not None and (alone or self.local_batch is not None)
 
     @property
     def has_transfers(self) -> bool:

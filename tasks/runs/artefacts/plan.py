@@ -157,6 +157,7 @@ class Plan(Artefact):
     layout: Layout | None = Field(
         default=None, description="which device holds which part of the model; None: data parallel"
     )
+    layout_in_words: str = Field(default="", description="the layout, for people")
     layers: list[LayerFacts] = Field(
         default_factory=list,
         description="the model's layers, if the layout treats some of them apart",

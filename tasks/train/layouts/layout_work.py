@@ -50,7 +50,8 @@ class LayoutWork:
         known = [name for one in layers for name in one.parameters]
         order = {name: place for place, name in enumerate(known)}
         named = sorted(model.named_parameters(), key=lambda pair: order.get(pair[0], -1))
-        self.summed = [one for _, one in named if id(one) not in apart]
+        averages = layout is not None and layout.averages
+        self.summed = [one for _, one in named if id(one) not in apart and not averages]
         """the parameters whose gradients are summed, in the order of the forward pass"""
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""

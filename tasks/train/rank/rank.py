@@ -93,6 +93,8 @@ class Rank(Replica):
         self._updated = False
         """whether a first step is complete"""
         self._batch_size = 0
+        self.learning_rate = request.learning_rate
+        """of the next step, for ranks that train alone"""
         self._loaded: BatchTensors
         """the current step's rows"""
         halves = [half_precision(device.type) for device in request.plan.devices]
@@ -185,8 +187,12 @@ class Rank(Replica):
             following = self._following(len(order), begin + total)
             self._loaded = self.loader.batch(order, places, following)
             parts = self._micro_batches(size, total)
-            loss, correct = self._forward_backward_all(parts, order, total)
-            passes = 1 + self._measure_alone(parts, step)
+            if self.averaging is not None:
+                loss, correct = self._local_steps(parts, total)
+                passes = 1.0
+            else:
+                loss, correct = self._forward_backward_all(parts, order, total)
+                passes = 1 + self._measure_alone(parts, step)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -313,6 +319,9 @@ class Rank(Replica):
         Without it, empty parts are dropped, but one part always remains.
         """
         rows = np.arange(size)
+        layout = self.request.plan.layout
+        if self.averaging is not None and layout is not None and layout.local_batch is not None:
+            return np.array_split(rows, max(1, round(size / layout.local_batch)))
         if self.request.plan.accumulation == 1:
             return [rows]
         parts = np.array_split(
@@ -336,6 +345,30 @@ class Rank(Replica):
             found = self._forward_backward(rows, len(part) / total)
             loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
         return loss, correct
+
+    def _local_steps(self, parts: list[Any], total: int) -> tuple[float, float]:
+        """Train this rank alone: an update after each micro-batch. Of a layout that averages."""
+        loss, correct = 0.0, 0.0
+        for part in parts:
+            if not len(part):
+                continue
+            self.optimizer.zero_grad(set_to_none=True)
+            found = self._forward_backward(self._part(part), 1.0)
+            if self._unscaled():
+                self._optimizer_step(self.learning_rate)
+            loss += found[0] * len(part) / total
+            correct += found[1]
+        return loss, correct
+
+    def _unscaled(self) -> bool:
+        """Divide the gradients by the loss scale; False if one of them is not finite."""
+        if not self._scales:
+            return True
+        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
+        torch._foreach_div_(gradients, self._gradients.loss_scale)
+        finite = all(bool(one.isfinite().all()) for one in gradients)
+        self._gradients.overflowed |= not finite
+        return finite
 
     def _seed(self, step: int) -> None:
         """Seed torch for this step and rank, so that dropout is the same in a replay.
@@ -381,20 +414,34 @@ class Rank(Replica):
         return float(loss.detach()) * weight if weight else 0.0, correct
 
     def update(self, learning_rate: float) -> None:
-        """Run the optimizer with the summed gradients, unless a scaled gradient overflowed."""
-        if not self._skip:
-            if self.spec.clip_norm is not None:
-                clip(self.model.parameters(), self.spec.clip_norm, *self._layout.parts())
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-            if not self._updated:  # all long-lived tensors are allocated now
-                keep_freed_memory()
-            self._updated = True
+        """Run the optimizer with the summed gradients, unless a scaled gradient overflowed.
+
+        Ranks that train alone have done that; they average if it is time.
+        """
+        if self.averaging is not None:
+            if self.averaging.step_done(self._batch_size):
+                self.averaging.average()
+        elif not self._skip:
+            self._optimizer_step(learning_rate)
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None
         self.fits = max(self.fits, self._batch_size)
+
+    def average(self, *, moments: bool = False) -> None:
+        """Give all ranks the same parameters, if they train alone. All ranks call it at once."""
+        if self.averaging is not None:
+            self.averaging.average(moments=moments)
+
+    def _optimizer_step(self, learning_rate: float) -> None:
+        if self.spec.clip_norm is not None:
+            clip(self.model.parameters(), self.spec.clip_norm, *self._layout.parts())
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        if not self._updated:  # all long-lived tensors are allocated now
+            keep_freed_memory()
+        self._updated = True
 
     @torch.no_grad()
     def validate(self) -> ValidationMetrics:

@@ -19,6 +19,7 @@ from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
 from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
 from trainwright.tasks.train.exchange.collective import Exchange, take_from_first
+from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
 from trainwright.tasks.train.layouts.row_state import row_shapes, whole_rows
 from trainwright.tasks.train.layouts.sharded import Sharded
@@ -117,12 +118,23 @@ class Replica:
         )
         self._validation_loss = model_source.loss_function(definition, request.schema_.task)
         self._definition = definition
-        self._joined = join_batch_norms(self.model, self.collective)
         plan = request.plan
+        averages = plan.layout is not None and plan.layout.averages
+        # Ranks that train alone use the statistics of their own batches.
+        self._joined = [] if averages else join_batch_norms(self.model, self.collective)
         self._layout = LayoutWork(plan.layout, plan.layers, self.model, self.collective)
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
         )
+        self.averaging: Averaging | None = None
+        if plan.layout is not None and plan.layout.averages:
+            self.averaging = Averaging(
+                self.model,
+                self.optimizer,
+                self.collective,
+                plan.layout.average_every or 1,
+                plan.layout.outer,
+            )
 
     def _newly_built(self) -> torch.nn.Module:
         torch.manual_seed(self.spec.seed)
@@ -148,10 +160,12 @@ class Replica:
         self.model.train()
 
     def cut(self, members: Sequence[int]) -> None:
-        """Keep this rank's rows of sharded layers only, in model and optimizer.
+        """The ranks of a group have the same state: keep this rank's rows of sharded layers only.
 
-        `members`: the devices' numbers, in the order of ranks.
+        In model and optimizer. `members`: the devices' numbers, in the order of ranks.
         """
+        if self.averaging is not None:
+            self.averaging.begin()
         self._layout.cut(members)
         for _, parameter, sharded in self._layout.parameters():
             state = self.optimizer.state.get(parameter, {})
@@ -168,7 +182,18 @@ class Replica:
         if self._layout.is_cut:
             for file, tensors in whole_rows(self, row_shapes(self), holds=True).items():
                 (model if file == MODEL else optimizer).update(tensors)
+        if self.averaging is not None:
+            optimizer.update(self.averaging.velocities)
         return model, optimizer
+
+    def load_optimizer_state(self, tensors: Tensors) -> None:
+        """Load a checkpoint's optimizer. Raises TrainingFailed if it does not fit."""
+        own = {name: one for name, one in tensors.items() if name.startswith(f"{VELOCITY}.")}
+        load_optimizer(
+            self.optimizer, {name: one for name, one in tensors.items() if name not in own}
+        )
+        if self.averaging is not None:
+            self.averaging.velocities = {name: one.to(self.device) for name, one in own.items()}
 
     def sharded_tensors(self) -> dict[str, dict[str, tuple[torch.Tensor, Sharded]]]:
         """By file of a checkpoint, and by name: the tensors of which ranks hold some rows each."""
@@ -229,6 +254,8 @@ class Replica:
             for name, one in optimizer_tensors(self.optimizer).items()
             if int(name.rpartition(".")[2]) not in numbers
         ]
+        if self.averaging is not None:
+            state += [one for _, one in sorted(self.averaging.velocities.items())]
         take_from_first(self.collective, state, "state", source)
 
     def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
@@ -242,14 +269,19 @@ class Replica:
                 for name, (shape, kind) in shapes.items()
             }
             self.optimizer.state.clear()
-            load_optimizer(self.optimizer, tensors)
+            self.load_optimizer_state(tensors)
 
     def optimizer_shapes(self) -> dict[str, list[Any]]:
         """Shape and type of each tensor of the optimizer's state, by name."""
         return {
             name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-            for name, tensor in optimizer_tensors(self.optimizer).items()
+            for name, tensor in self._optimizer_state().items()
         }
+
+    def _optimizer_state(self) -> Tensors:
+        """The optimizer's tensors, with those of the outer step of averages."""
+        outer = self.averaging.velocities if self.averaging is not None else {}
+        return optimizer_tensors(self.optimizer) | outer
 
     def load_state(self, model: dict[str, torch.Tensor]) -> None:
         """Load a checkpoint's parameters and buffers. Raises TrainingFailed if they don't fit."""

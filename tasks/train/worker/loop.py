@@ -122,6 +122,7 @@ class Training:
                 if stepped:
                     self.batch.rebalance(state)
                 if leave:
+                    rank.average()
                     return None
                 state.epoch, begun = divmod(state.samples, self.rows)
                 if state.epoch != ordered_for:
@@ -182,6 +183,7 @@ class Training:
         )
         rate *= self.batch.rate_factor(state.step)
         noise = rank.noise_scale.value
+        rank.learning_rate = rate
         found = rank.step(order, begun, state.step)
         judge(state, found.loss, rate)
         rank.update(rate)
@@ -302,6 +304,7 @@ class Training:
     def _end_epoch(self, duration_s: float) -> None:
         """Validate, and check whether the metrics are the best so far, or the training ends."""
         rank, state, stopping = self.rank, self._state, self.rank.spec.early_stopping
+        rank.average()
         validated = rank.validate()
         found = validated.metrics
         score = score_of(deciding_metric(rank.spec, found), found)
@@ -351,6 +354,7 @@ class Training:
         rank, state = self.rank, self._state
         if last:
             self.channel.send("saving")  # a stop then allows more time
+        rank.average(moments=True)
         rank.take_state_from_first()
         require_finite(rank.model, state.step)
         state.split, state.adaptive = list(rank.split), self.batch.document()

@@ -19,7 +19,6 @@ from trainwright.tasks.train.batch.sampling import samples_after, shares
 from trainwright.tasks.train.channel import busy_with_store
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import fetch_checkpoint
-from trainwright.tasks.train.checkpoint.tensors import load_optimizer
 from trainwright.tasks.train.exchange.collective import take_document
 from trainwright.tasks.train.layouts.row_state import hold_all_rows
 
@@ -90,7 +89,7 @@ def begin(training: Training, folder: str | None) -> None:
         )
     training.batch.take_up(training.state.adaptive)
     rank.load_state(model)
-    load_optimizer(rank.optimizer, optimizer)
+    rank.load_optimizer_state(optimizer)
     if len(training.state.split) != len(training.batch.weights):
         # written with another plan's devices: `enter` splits the same batch among this plan's
         planned = [device.batch_size for device in plan.devices]

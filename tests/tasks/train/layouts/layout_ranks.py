@@ -146,6 +146,7 @@ def train_in_threads(
                         rank.step(order, at, step)
                         rank.update(asked.learning_rate)
                         step += 1
+            rank.average(moments=True)
             return then(rank)
         except BaseException:
             shared.barrier.abort()

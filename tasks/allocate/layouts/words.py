@@ -1,0 +1,54 @@
+"""A layout in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.runs.artefacts.layout import Layout, Sync
+from trainwright.tasks.units import plain
+
+_WAYS: dict[Sync, str] = {
+    "sum": "data parallel",
+    "factors": "late-multiply",
+    "rows": "sharded by rows",
+    "average": "averaged",
+}
+_MOST_NAMED = 4
+
+
+def in_words(
+    layout: Layout, layers: Sequence[LayerFacts], sent_bytes: float, summed_bytes: float
+) -> str:
+    """What is done with which layers, and how the bytes compare with those of data parallel.
+
+    Bytes are what a device sends in a step; `summed_bytes` are those of data parallel.
+    """
+    count = len(layout.pipelines)
+    where = f"on {count} devices" if count > 1 else "on one device"
+    by_way: dict[Sync, list[LayerFacts]] = {}
+    for one in layers:
+        if one.parameters:
+            by_way.setdefault(layout.how(one.name), []).append(one)
+    if set(by_way) <= {"sum"}:
+        return f"all layers data parallel {where}"
+    parts = [f"{_layers(some, by_way)} {_WAYS[way]}" for way, some in by_way.items()]
+    fewer = ""
+    if sent_bytes > 0 and summed_bytes > 0:
+        ratio = summed_bytes / sent_bytes
+        fewer = (
+            f": {plain(ratio)} times fewer bytes than summed gradients"
+            if ratio >= 1
+            else f": {plain(1 / ratio)} times the bytes of summed gradients"
+        )
+    return f"{', '.join(parts)} {where}{fewer}"
+
+
+def _layers(some: Sequence[LayerFacts], by_way: dict[Sync, list[LayerFacts]]) -> str:
+    """Names of layers; if they are many, how many of which kind."""
+    if len(by_way) == 1:
+        return "all layers"
+    if len(some) <= _MOST_NAMED:
+        return ", ".join(one.name for one in some)
+    kinds = dict.fromkeys(one.kind for one in some)
+    return f"{len(some)} layers ({', '.join(list(kinds)[:_MOST_NAMED])})"
