@@ -42,6 +42,17 @@ def test_real_ranks_equal_one_process_with_evaluations_and_checkpoints_between(
     assert result.metrics["loss"] == pytest.approx(metrics[-1]["loss"], rel=1e-9)
 
 
+def test_real_ranks_average_and_learn(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], epochs=4, backend="torch", **NO_SPARE)
+    result = train(with_layout(asked, {}, average_every=4, local_batch=20))
+    together = request(tmp_path / "together", [40, 20], epochs=4, backend="torch", **NO_SPARE)
+    assert result.steps == 96
+    expected: list[dict[str, float]] = []
+    alone(together, metrics=expected)
+    # Three updates of 20 samples instead of one of 60: it learns faster for each sample.
+    assert result.metrics["loss"] < expected[-1]["loss"]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_a_killed_rank_the_training_goes_on_and_ends(tmp_path: Path, layout: str) -> None:
     asked = request(tmp_path, [40, 20], epochs=2, backend="torch", devices=SLOW)
