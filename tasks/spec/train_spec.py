@@ -203,8 +203,9 @@ class TrainSpec(Document):
     layout: LayoutSpec | Literal["auto", "data-parallel", "late-multiply", "sharded", "hybrid"] = (
         Field(
             default="auto",
-            description="how a step is divided among devices; auto: the planner chooses the "
-            "fastest one that does not change the mathematics of training",
+            description="how a step is divided among devices; auto: between machines the fastest "
+            "by prediction, none of which changes the mathematics of training; on one machine "
+            "data-parallel",
         )
     )
     adaptive_split: bool = Field(

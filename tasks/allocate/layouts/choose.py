@@ -70,6 +70,11 @@ class LayoutChoice:
         """Whether there is anything to choose: several ranks, and layers that are known."""
         return len(self._devices) > 1 and bool(self.layers)
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all devices are on one machine."""
+        return len({machine_of(device) for device, _ in self._devices}) == 1
+
     def with_syncs(self, syncs: Mapping[str, Sync]) -> Candidate:
         """The layout in which these layers are not summed."""
         used: dict[str, Sync] = {name: sync for name, sync in syncs.items() if sync != "sum"}

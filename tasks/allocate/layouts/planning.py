@@ -35,6 +35,7 @@ class LaidOut:
 def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> LaidOut:
     """The configuration with the best layout that the job permits.
 
+    On one machine, `auto` is data parallel: messages there cost more than the prediction knows.
     Raises BadInput if the job wants a layout that the model or the devices do not permit.
     """
     spec = wanted if isinstance(wanted, LayoutSpec) else LayoutSpec()
@@ -44,6 +45,9 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
             _refuse_alone(result, str(wanted))
         return LaidOut(result, {})
     base = choice.with_syncs({})
+    if wanted == "auto" and choice.on_one_machine:
+        words = in_words(base.layout, choice.layers, 0.0, 0.0)
+        return LaidOut(replace(result, layout=base.layout), {}, words)
     everything = {
         name: _configured(result, base, candidate) for name, candidate in choice.named().items()
     }

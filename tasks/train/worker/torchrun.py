@@ -90,10 +90,12 @@ class TorchrunChannel:
             self._shared().set("taken", json.dumps(said))
         elif "error" in (said := json.loads(self._shared().get("taken"))):
             raise from_document(said["error"])
+        layout = request.plan.layout
         self._group = WorkerGroup(
             generation=1,
             members=list(range(self.size)),
             rendezvous=TORCHRUN,
+            transfers=TORCHRUN if layout is not None and layout.has_transfers else "",
             checkpoint=self._coordinator.folder if self._coordinator is not None else None,
             reason="torchrun",
         )
