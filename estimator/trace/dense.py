@@ -7,11 +7,13 @@ from typing import Literal
 import torch  # noqa: TID253 - tracing runs in a separate process
 from torch import nn  # noqa: TID253
 
-Kind = Literal["linear", "pointwise", "embedding"]
+ProductKind = Literal["linear", "pointwise", "embedding"]
 
 
-def dense_product(module: nn.Module, output: torch.Tensor) -> tuple[Kind, int, int, int] | None:
-    """Kind, rows, inputs and outputs of the product that a module is; None if it is another.
+def dense_product(
+    module: nn.Module, output: torch.Tensor
+) -> tuple[ProductKind, int, int, int] | None:
+    """ProductKind, rows, inputs and outputs of the product that a module is; None if it is another.
 
     A subclass or a changed `forward` may compute something else, and so is none.
     """

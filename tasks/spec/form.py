@@ -96,8 +96,12 @@ def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _leaf(spec: dict[str, Any], empty: bool, title: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"title": title}
-    if "anyOf" in spec:  # a number, or text such as `auto`
-        words = "|".join(one["const"] for one in spec["anyOf"] if "const" in one)
+    options = spec.get("anyOf", [])
+    if any("$ref" in one for one in options):  # a word, or a mapping, which only a file can have
+        named = [word for one in options for word in one.get("enum", [])]
+        schema |= {"type": ["string"], "enum": [*named, None] if empty else named}
+    elif options:  # a number, or text such as `auto`
+        words = "|".join(one["const"] for one in options if "const" in one)
         schema |= {
             "type": ["string", "number"],
             "pattern": rf"^\s*({words}|[0-9.]+([eE][-+]?[0-9]+)?)\s*$",

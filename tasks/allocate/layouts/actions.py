@@ -1,7 +1,7 @@
 """From a layout, what each rank does in a step: one list of actions for each rank.
 
-The lists are simulated (`simulate`), checked (`check`) and executed (`trainwright.tasks.train`).
-Ranks are numbered as the layout's devices.
+The lists are simulated (`step_simulator`), checked (`action_check`) and executed
+(`trainwright.tasks.train`). Ranks are numbered as the layout's devices.
 
 A rank first runs its micro-batches forward and backward. A layer with sync `rows` gathers its
 inputs from all ranks, multiplies them by its own rows of the weight, and exchanges the results; its
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainwright.estimator.structure import LayerFacts
-from trainwright.tasks.allocate.layouts.chunks import Chunk, chunks_of
+from trainwright.tasks.allocate.layouts.chunks import GradientChunk, chunks_of
 from trainwright.tasks.runs.artefacts.layout import Layout
 
 Compute = Literal["forward", "input-gradient", "weight-gradient", "update"]
@@ -49,7 +49,7 @@ class Action:
     micro_batch: int = 0
     group: tuple[int, ...] = ()
     started: bool = False
-    chunk: Chunk | None = None
+    chunk: GradientChunk | None = None
     """of a sum: the gradients"""
     joint: bool = False
     """of a computation: whether it is of the joint batch, not of the rank's own samples"""
@@ -76,9 +76,9 @@ def actions_of(layout: Layout, layers: Sequence[LayerFacts]) -> list[list[Action
     return [own for _ in range(ranks)]
 
 
-def _ends(chunks: Sequence[Chunk]) -> dict[str, list[Chunk]]:
+def _ends(chunks: Sequence[GradientChunk]) -> dict[str, list[GradientChunk]]:
     """The chunks by the layer that completes each: the last one that the backward pass reaches."""
-    found: dict[str, list[Chunk]] = {}
+    found: dict[str, list[GradientChunk]] = {}
     for chunk in chunks:
         found.setdefault(chunk.layers[-1], []).append(chunk)
     return found
@@ -89,7 +89,7 @@ def _micro_batch(
     layers: Sequence[LayerFacts],
     part: int,
     group: tuple[int, ...],
-    ends: dict[str, list[Chunk]],
+    ends: dict[str, list[GradientChunk]],
 ) -> Iterator[Action]:
     """One forward and backward pass. `ends` is empty unless it is the last one of the step."""
     last = part == max(len(one.micro_batches) for one in layout.pipelines) - 1
@@ -106,7 +106,7 @@ def _micro_batch(
             yield Action("sum", _chunk_name(chunk), layer.name, part, group, True, chunk)
 
 
-def _chunk_name(chunk: Chunk) -> str:
+def _chunk_name(chunk: GradientChunk) -> str:
     return f"sum {chunk.parameters[0]}"
 
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
-from trainwright.tasks.allocate.layouts.network import Network
+from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.permitted import why_not
-from trainwright.tasks.allocate.layouts.simulate import SimulatedStep, StepSimulator
+from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.allocate.plan.collectives import INNER
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.split import shares
@@ -36,7 +36,7 @@ _DENSE: tuple[Sync, ...] = ("factors", "rows")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SimulatedLayout:
     """A layout with its simulated step."""
 
     layout: Layout
@@ -75,7 +75,7 @@ class LayoutChoice:
         """Whether all devices are on one machine."""
         return len({machine_of(device) for device, _ in self._devices}) == 1
 
-    def with_syncs(self, syncs: Mapping[str, Sync]) -> Candidate:
+    def with_syncs(self, syncs: Mapping[str, Sync]) -> SimulatedLayout:
         """The layout in which these layers are not summed."""
         used: dict[str, Sync] = {name: sync for name, sync in syncs.items() if sync != "sum"}
         trained: dict[str, Sync] = {
@@ -95,7 +95,7 @@ class LayoutChoice:
             chunk_bytes=self._chunk_bytes,
             factor_type=self._factor_type,
         )
-        return Candidate(layout, self.simulated(layout))
+        return SimulatedLayout(layout, self.simulated(layout))
 
     def simulated(self, layout: Layout) -> SimulatedStep:
         """The step of a layout of these devices."""
@@ -114,14 +114,14 @@ class LayoutChoice:
             for (device, _), count, end in zip(self._devices, counts, ends, strict=True)
         }
 
-    def everywhere(self, sync: Sync) -> Candidate | None:
+    def everywhere(self, sync: Sync) -> SimulatedLayout | None:
         """The layout in which every layer that permits it is kept equal so; None if none does."""
         syncs = {
             one.name: sync for one in self.layers if one.parameters and why_not(one, sync) is None
         }
         return self.with_syncs(syncs) if syncs else None
 
-    def best(self, allowed: Sequence[Sync] = _DENSE) -> Candidate:
+    def best(self, allowed: Sequence[Sync] = _DENSE) -> SimulatedLayout:
         """The shortest step that was found."""
         dense, found = self._dense(), self.with_syncs({})
         starts = [self.everywhere(sync) for sync in allowed]
@@ -143,9 +143,9 @@ class LayoutChoice:
                 break
         return found
 
-    def mixed(self) -> Candidate | None:
+    def mixed(self) -> SimulatedLayout | None:
         """The shortest step in which some layers are summed and a group of others is not."""
-        found: Candidate | None = None
+        found: SimulatedLayout | None = None
         for group in _alike(self._dense()):
             for sync in _DENSE:
                 if any(why_not(one, sync) for one in group):
@@ -162,7 +162,7 @@ class LayoutChoice:
         found = [one for one in self.layers if one.parameters and not why_not(one, "factors")]
         return sorted(found, key=lambda one: -one.parameter_bytes)
 
-    def named(self) -> dict[LayoutName, Candidate]:
+    def named(self) -> dict[LayoutName, SimulatedLayout]:
         """The best layout of each name that this model permits on these devices."""
         candidates = [
             self.with_syncs({}),
@@ -171,7 +171,7 @@ class LayoutChoice:
             self.mixed(),
             self.best(),
         ]
-        found: dict[LayoutName, Candidate] = {}
+        found: dict[LayoutName, SimulatedLayout] = {}
         for one in candidates:
             if one is None:
                 continue
@@ -200,7 +200,7 @@ def tops(layers: Sequence[LayerFacts]) -> list[str]:
     return list(dict.fromkeys(one.name.partition(".")[0] for one in layers if one.kind != "loss"))
 
 
-def _network(result: Configuration) -> Network:
+def _network(result: Configuration) -> RankNetwork:
     """The links between the devices of a configuration."""
     model = result.topology.model
     devices: list[Device] = [device for device, _ in result.devices()]
@@ -213,7 +213,7 @@ def _network(result: Configuration) -> Network:
         between[name] = _link(*network)
         known = measured is not None and name == THIS_MACHINE
         inside[name] = measured if known and measured is not None else _link(*inner)
-    return Network(machines, between, inside)
+    return RankNetwork(machines, between, inside)
 
 
 def _link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:

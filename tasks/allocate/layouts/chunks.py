@@ -8,7 +8,7 @@ from typing import NamedTuple
 from trainwright.estimator.structure import LayerFacts
 
 
-class Chunk(NamedTuple):
+class GradientChunk(NamedTuple):
     """Gradients that are summed at once, when those of the last of `layers` are there."""
 
     parameters: tuple[str, ...]
@@ -16,7 +16,7 @@ class Chunk(NamedTuple):
     elements: int
 
 
-def chunks_of(layers: Sequence[LayerFacts], most_elements: int) -> list[Chunk]:
+def chunks_of(layers: Sequence[LayerFacts], most_elements: int) -> list[GradientChunk]:
     """The chunks of these layers' gradients; `layers` are in the order of the forward pass.
 
     A parameter is not divided: a larger one than a chunk is a chunk of its own.
@@ -31,7 +31,7 @@ def chunks_of(layers: Sequence[LayerFacts], most_elements: int) -> list[Chunk]:
             found[-1].append((name, layer.name, elements))
             size += elements
     return [
-        Chunk(
+        GradientChunk(
             tuple(name for name, _, _ in chunk),
             tuple(dict.fromkeys(layer for _, layer, _ in chunk)),
             sum(elements for _, _, elements in chunk),

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.estimator.predict.communication import Link, all_reduce
-from trainwright.tasks.allocate.layouts.transfers import Moved
+from trainwright.tasks.allocate.layouts.transfer_sizes import Moved
 
 
 @dataclass(frozen=True)
-class Network:
+class RankNetwork:
     """The links of some ranks.
 
     By machine: `between` is its link to the others, `inside` that between its own ranks.

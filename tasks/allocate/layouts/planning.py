@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainwright.tasks.allocate.layouts.actions import COMPUTE
-from trainwright.tasks.allocate.layouts.choose import Candidate, LayoutChoice
+from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.layouts.words import in_words
 from trainwright.tasks.allocate.plan.confidence import Triple
@@ -69,7 +69,7 @@ _LEAST_GAIN = 0.1
 """A layout other than data parallel must be better by this share: predictions are not exact."""
 
 
-def _wanted(choice: LayoutChoice, wanted: LayoutSpec | str, spec: LayoutSpec) -> Candidate:
+def _wanted(choice: LayoutChoice, wanted: LayoutSpec | str, spec: LayoutSpec) -> SimulatedLayout:
     """The candidate that the job asks for."""
     if wanted == DATA_PARALLEL or spec.dense == "sum":
         return choice.with_syncs({})
@@ -111,7 +111,9 @@ def _refuse_alone(result: Configuration, wanted: str) -> None:
     raise BadInput(f"train.layout: got {wanted!r}; {why}")
 
 
-def _configured(result: Configuration, base: Candidate, one: Candidate) -> Configuration:
+def _configured(
+    result: Configuration, base: SimulatedLayout, one: SimulatedLayout
+) -> Configuration:
     """The configuration with a layout, its cost in proportion to data parallel's simulated step."""
     model = result.topology.model
     ratio = one.step.step_s / base.step.step_s if base.step.step_s > 0 else 1.0
@@ -132,7 +134,7 @@ def _configured(result: Configuration, base: Candidate, one: Candidate) -> Confi
     return replace(result, cost=cost, strategy=one.layout.name, layout=one.layout)
 
 
-def _compute(one: Candidate) -> Sequence[float]:
+def _compute(one: SimulatedLayout) -> Sequence[float]:
     """Seconds that each rank computes."""
     total: Any = sum(
         end - begin for action, begin, end in one.step.events if action.kind in COMPUTE

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from layout_cases import ACTIVATION, LOSS, convolution, dense_layer, layout_of, models_and_layouts
 
 from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.action_check import problem_of
 from trainwright.tasks.allocate.layouts.actions import Action, actions_of
-from trainwright.tasks.allocate.layouts.check import problem_of
 from trainwright.tasks.allocate.layouts.chunks import chunks_of
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
 from trainwright.tasks.errors import BadInput

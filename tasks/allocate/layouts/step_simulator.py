@@ -14,8 +14,8 @@ from typing import Any
 from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.actions import COMPUTE, TRANSFERS, Action, actions_of
-from trainwright.tasks.allocate.layouts.network import Network
-from trainwright.tasks.allocate.layouts.transfers import Moved, TransferSizes
+from trainwright.tasks.allocate.layouts.network import RankNetwork
+from trainwright.tasks.allocate.layouts.transfer_sizes import Moved, TransferSizes
 from trainwright.tasks.runs.artefacts.layout import Layout
 
 
@@ -64,7 +64,7 @@ class StepSimulator:
     """
 
     def __init__(
-        self, layers: Sequence[LayerFacts], curves: Sequence[DeviceCurve], network: Network
+        self, layers: Sequence[LayerFacts], curves: Sequence[DeviceCurve], network: RankNetwork
     ) -> None:
         self._layers, self._curves, self._network = list(layers), list(curves), network
         self._times: dict[tuple[int, int], tuple[Any, float]] = {}
@@ -134,11 +134,11 @@ def play(
     lists: Sequence[Sequence[Action]],
     seconds: Callable[[Action], Any],
     moved: Callable[[Action], Moved],
-    network: Network,
+    network: RankNetwork,
 ) -> SimulatedStep:
     """Play lists of actions; `seconds` gives an array over ranks.
 
-    Raises ValueError for lists that can't end (`check`).
+    Raises ValueError for lists that can not end (`action_check`).
     """
     playing = _Playing(len(lists), seconds, moved, network)
     if all(one is lists[0] for one in lists):
@@ -157,7 +157,7 @@ class _Playing:
         ranks: int,
         seconds: Callable[[Action], Any],
         moved: Callable[[Action], Moved],
-        network: Network,
+        network: RankNetwork,
     ) -> None:
         import numpy as np
 

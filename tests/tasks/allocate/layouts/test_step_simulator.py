@@ -11,9 +11,9 @@ from trainwright.estimator.curves import Affine, DeviceCurve, LayerCost
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.actions import actions_of
-from trainwright.tasks.allocate.layouts.network import Network
-from trainwright.tasks.allocate.layouts.simulate import StepSimulator, play
-from trainwright.tasks.allocate.layouts.transfers import TransferSizes
+from trainwright.tasks.allocate.layouts.network import RankNetwork
+from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator, play
+from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
 from trainwright.tasks.runs.artefacts.layout import Layout
 
 NOTHING = Affine(fixed=0.0, per_sample=0.0)
@@ -49,11 +49,11 @@ def curve_of(layers: list[LayerFacts], speed: float = 1.0) -> DeviceCurve:
     )
 
 
-def network(ranks: int, bytes_per_s: float, latency_s: float = 0.0) -> Network:
+def network(ranks: int, bytes_per_s: float, latency_s: float = 0.0) -> RankNetwork:
     """Every rank on a machine of its own."""
     link = Link(bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, spread=0.0)
     machines = tuple(f"machine-{number}" for number in range(ranks))
-    return Network(machines, dict.fromkeys(machines, link), dict.fromkeys(machines, link))
+    return RankNetwork(machines, dict.fromkeys(machines, link), dict.fromkeys(machines, link))
 
 
 def simulator(
