@@ -33,9 +33,9 @@ from trainwright.tasks.allocate.plan.search_request import SearchRequest, Search
 from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.search.branch_and_bound import BranchAndBound
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 
 CostFunction = Callable[[Topology, Sequence[int], Placement, int], Configuration | None]
-DATA_PARALLEL = "data-parallel"
 ENTRY_POINTS = "trainwright.strategies"
 _MAX_TRIED = 20_000
 

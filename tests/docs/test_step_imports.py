@@ -21,7 +21,12 @@ DECLARED: dict[str, set[str]] = {
         "estimate.step",
         "extract",
     },
-    "train": {"allocate.acquire", "allocate.plan.split", "allocate.step", "allocate.strategies"},
+    "train": {
+        "allocate.acquire",
+        "allocate.layouts.permitted",
+        "allocate.plan.split",
+        "allocate.step",
+    },
     "search_lr": {
         "allocate.acquire",
         "allocate.step",

@@ -79,6 +79,9 @@ def _show_devices(plan: Plan) -> None:
         rows,
         right=(1, 2, 3, 4, 5),
     )
+    if plan.layout_in_words:
+        out.print(f"layout: {plan.layout_in_words}", soft_wrap=False)
+        out.print()
 
 
 def _show_steps(plan: Plan) -> None:
@@ -121,9 +124,18 @@ def _show_alternatives(plan: Plan) -> None:
         "alternatives, and why each was rejected" + (f" ({more} more with --json)" if more else ""),
         [medians(one.predicted) for one in others],
         ["" for _ in others],
-        [f"{as_text(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others],
+        [
+            f"{as_text(one.devices)}{_batch(one, plan)}{_laid_out(one, plan)}: {one.reason}"
+            for one in others
+        ],
         plan.currency,
     )
+
+
+def _laid_out(one: Alternative, plan: Plan) -> str:
+    """Its layout, if that is not the plan's."""
+    chosen = plan.layout.name if plan.layout is not None else one.layout
+    return f", {one.layout}" if one.layout != chosen else ""
 
 
 def show_held(held: Sequence[HeldDevice] | None) -> None:

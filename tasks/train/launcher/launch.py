@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.strategies import DATA_PARALLEL
+from trainwright.tasks.allocate.layouts.permitted import require_permitted
 from trainwright.tasks.data.sources import content_sha256, require_content
 from trainwright.tasks.errors import (
     BadInput,
@@ -20,6 +20,7 @@ from trainwright.tasks.errors import (
     ServiceUnreachable,
     TrainwrightError,
 )
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectStore
@@ -232,9 +233,13 @@ def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horo
 def _check_plan(request: TrainRequest) -> None:
     if not request.plan.devices:
         raise BadInput("plan: has no device; allowed: one or more")
-    if (name := request.plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
+    plan = request.plan
+    if plan.layout is not None:
+        require_permitted(plan.layout, plan.layers, [device.id for device in plan.devices])
+    elif (name := plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
         raise BadInput(
-            f"plan.strategy: got {name!r}; trainwright can only train {DATA_PARALLEL} plans"
+            f"plan.strategy: got {name!r}, without a layout; trainwright can only train plans "
+            f"with a layout, and {DATA_PARALLEL} ones"
         )
     if any(device.local for device in request.plan.devices):  # other hosts check their own data
         require_content(
