@@ -76,7 +76,9 @@ def _with_parts(predicted: Prediction, devices: list[PlannedDevice], pool: Pool)
     )
 
 
-def searched(problem: PlanningProblem, chosen: Configuration) -> SearchedChoices:
+def searched(
+    problem: PlanningProblem, chosen: Configuration, layouts: Sequence[str] = ()
+) -> SearchedChoices:
     """The choices that the plan of a problem was compared with."""
     job, space = problem.job, problem.request(chosen.batch).space()
     rooms = [group.count for group in problem.topology.groups]
@@ -86,7 +88,7 @@ def searched(problem: PlanningProblem, chosen: Configuration) -> SearchedChoices
         device_sets=_sets(rooms, job.devices.min_count, most),
         global_batch_sizes=problem.sizes,
         most_micro_batches=space.accumulations[-1][1],
-        layouts=list(STRATEGIES),
+        layouts=list(dict.fromkeys([*STRATEGIES, *layouts])),
         without_price=device_counts(without_price(problem.model.pool, job)),
     )
 

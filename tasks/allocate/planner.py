@@ -142,7 +142,7 @@ def _document(
         batch_rule=batch_rule(problem),
         search="exact" if gap == 0 else "bounded",
         gap=gap,
-        searched=searched(problem, result),
+        searched=searched(problem, result, [result.strategy, *laid.others]),
         window_s=None if math.isinf(window_s) else window_s,
         solve_time_s=solve_time_s,
     )

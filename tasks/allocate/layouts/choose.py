@@ -59,10 +59,8 @@ class LayoutChoice:
         self.layers: Sequence[LayerFacts] = model.estimate.layers
         curves = [model.kind(device).curve for device, _ in self._devices]
         self._simulate = StepSimulator(self.layers, curves, _network(result))
-        self._speeds = [
-            curve.median_s(batch) / max(1, batch)
-            for curve, (_, batch) in zip(curves, self._devices, strict=True)
-        ]
+        self._joint_s = [curve.median_s(result.batch) for curve in curves]
+        """seconds of each device for the joint batch"""
         self._names = tops(self.layers)
 
     @property
@@ -106,8 +104,8 @@ class LayoutChoice:
         dense = layer.dense
         assert dense is not None, layer.name
         total = dense.inputs if dense.kind == "embedding" else dense.outputs
-        most = max(self._speeds)
-        counts = shares(total, [round(1e6 * most / one) for one in self._speeds])
+        most = max(self._joint_s)
+        counts = shares(total, [round(1e6 * most / one) for one in self._joint_s])
         ends = [sum(counts[: number + 1]) for number in range(len(counts))]
         return {
             device.id: (end - count, end)

@@ -1,0 +1,155 @@
+"""Which layout a plan gets, and what it says of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from layout_cases import LOSS, convolution, dense_layer
+from plans import DATA, curve
+
+from trainwright.estimator.curves import Affine, LayerCost
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.permitted import require_permitted
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Pool
+
+HEAVY = [
+    convolution("conv", 5_000),
+    dense_layer("fc6", 4096, 4096),
+    dense_layer("fc7", 4096, 10),
+    LOSS,
+]
+"""Nearly all parameters are in one dense layer."""
+LIGHT = [convolution("conv", 500_000), dense_layer("fc", 16, 10), LOSS]
+"""Nearly all parameters are in a convolution."""
+
+
+def plan(
+    layers: list[LayerFacts],
+    network: str = "200Mbit",
+    hosts: int = 2,
+    **train: Any,
+) -> Plan:
+    """The plan of a model on hosts with one core each, for the least time."""
+    pool = Pool.model_validate(
+        {
+            "name": "p",
+            "network": {"bandwidth": network, "latency": "100us"},
+            "hosts": [
+                {
+                    "name": f"host-{number}",
+                    "address": f"10.0.0.{number + 1}",
+                    "devices": [{"type": "cpu", "cores": 1.0}],
+                }
+                for number in range(hosts)
+            ],
+        }
+    )
+    each = Affine(fixed=0.0, per_sample=1e-4)
+    costs = tuple(
+        LayerCost(name=one.name, forward=each, input_gradient=each, weight_gradient=each)
+        for one in layers
+    )
+    job = Job.model_validate(
+        {
+            "name": "j",
+            "data": {"uri": "builtin:digits"},
+            "objective": {"minimize": "time"},
+            "devices": {"min_count": hosts},
+            "train": {"global_batch_size": 64, **train},
+        }
+    )
+    estimate = Estimate(
+        mode="calibrated",
+        gradient_bytes=sum(one.parameter_bytes for one in layers),
+        curves=[curve(1.0).model_copy(update={"layers": costs})],
+        layers=layers,
+    )
+    return make_plan(job, pool, estimate, DATA)
+
+
+def step_s(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.step_time_s.median
+
+
+def test_a_heavy_dense_layer_on_a_slow_network_is_not_summed() -> None:
+    chosen, plain = plan(HEAVY), plan(HEAVY, layout="data-parallel")
+    assert chosen.layout is not None
+    assert chosen.layout.how("fc6") in ("factors", "rows")
+    assert chosen.layout.how("conv") == "sum"
+    assert chosen.strategy["name"] == chosen.layout.name == "hybrid"
+    assert step_s(chosen) < step_s(plain) / 5
+    require_permitted(chosen.layout, chosen.layers, [one.id for one in chosen.devices])
+    assert "times fewer bytes than summed gradients" in chosen.layout_in_words
+    assert chosen.layout_in_words.startswith("conv, fc7 data parallel, fc6 late-multiply on 2")
+
+
+def test_other_layouts_are_alternatives_with_why_they_lost() -> None:
+    others = {one.layout: one for one in plan(HEAVY[1:]).alternatives}
+    assert set(others) >= {"data-parallel", "sharded"}
+    assert others["data-parallel"].reason.startswith("a step takes ")
+    assert others["data-parallel"].predicted is not None
+
+
+def test_a_light_dense_layer_stays_data_parallel() -> None:
+    chosen = plan(LIGHT)
+    assert chosen.layout is not None
+    assert (chosen.layout.name, chosen.layers) == ("data-parallel", [])
+    assert chosen.layout_in_words == "all layers data parallel on 2 devices"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "ways"),
+    [
+        ("late-multiply", "hybrid", {"fc6": "factors", "fc7": "factors", "conv": "sum"}),
+        ("sharded", "hybrid", {"fc6": "rows", "fc7": "rows", "conv": "sum"}),
+        ({"dense": "factors"}, "hybrid", {"fc6": "factors", "conv": "sum"}),
+        ({"dense": "sum", "chunk_bytes": 65536}, "data-parallel", {"fc6": "sum"}),
+    ],
+)
+def test_the_job_chooses_a_layout(wanted: Any, name: str, ways: dict[str, str]) -> None:
+    chosen = plan(HEAVY, layout=wanted).layout
+    assert chosen is not None
+    assert chosen.name == name
+    assert {layer: chosen.how(layer) for layer in ways} == ways
+
+
+def test_the_jobs_sizes_are_in_the_layout() -> None:
+    wanted = {"dense": "factors", "chunk_bytes": 65536, "factor_type": "bf16"}
+    chosen = plan(HEAVY, layout=wanted).layout
+    assert chosen is not None
+    assert (chosen.chunk_bytes, chosen.factor_type) == (65536, "bf16")
+
+
+def test_rows_follow_the_devices_speeds_and_are_all_held() -> None:
+    chosen = plan(HEAVY, hosts=3, layout="sharded").layout
+    assert chosen is not None
+    cuts = list(chosen.rows["fc6"].values())
+    assert [begin for begin, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
+    assert cuts[-1][1] == 4096
+    assert max(end - begin for begin, end in cuts) - min(end - begin for begin, end in cuts) <= 1
+
+
+def test_a_layout_that_no_layer_permits_is_refused_with_the_reason() -> None:
+    only = [convolution("conv", 500), LOSS]
+    with pytest.raises(
+        BadInput, match="got 'late-multiply'; no layer permits it: conv: a Conv2d is"
+    ):
+        plan(only, layout="late-multiply")
+    with pytest.raises(
+        BadInput, match=r"train.layout.dense: got 'rows'; no layer permits it: conv"
+    ):
+        plan(only, layout={"dense": "rows"})
+
+
+def test_a_layout_between_devices_needs_several_and_known_layers() -> None:
+    with pytest.raises(BadInput, match="got 'sharded'; the plan has one device"):
+        plan(HEAVY, hosts=1, layout="sharded")
+    with pytest.raises(BadInput, match="got 'sharded'; the estimate does not say what each layer"):
+        plan([], layout="sharded")
