@@ -236,7 +236,7 @@ def test_a_plan_with_another_strategy_is_bad_input(tmp_path: Path) -> None:
     asked = request(tmp_path, [60])
     other = asked.plan.model_copy(update={"strategy": {"name": "pipeline"}})
     with pytest.raises(
-        BadInput, match=r"strategy: got 'pipeline'; trainwright can only train data-parallel plans"
+        BadInput, match=r"strategy: got 'pipeline', without a layout; trainwright can only train"
     ):
         train(asked.model_copy(update={"plan": other}))
 

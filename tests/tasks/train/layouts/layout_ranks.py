@@ -137,6 +137,7 @@ def train_in_threads(
         try:
             with shared.one_at_a_time:
                 rank = Rank(asked, dataset, exchange, torch.device("cpu"), number)
+            shared.barrier.wait(WAIT_S)  # a step would seed torch while another rank is made
             rank.cut(list(range(size)))
             step = 0
             for epoch in range(asked.job.train.epochs):
