@@ -118,8 +118,7 @@ def require_simulator() -> str:
 def simulate(files: Sequence[Path], folder: Path, timeout_s: float) -> list[Simulated]:
     """The bench in `folder` with every simulator that is installed, Icarus first.
 
-    Raises ServiceUnreachable without Icarus, TrainwrightError if a simulator fails or takes too
-    long.
+    Raises ServiceUnreachable without Icarus, TrainwrightError if a simulator fails or is late.
     """
     icarus = require_simulator()
     names = [str(path.absolute()) for path in files]
@@ -186,7 +185,7 @@ def run_tool(
     timeout_s: float,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """What a program prints. Raises TrainwrightError if it fails, TimeoutError if it is late."""
+    """What a program prints. Raises TrainwrightError if it fails or is late."""
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment |= dict(variables or {})
     try:
@@ -201,8 +200,9 @@ def run_tool(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(
-            f"export: {Path(command[0]).name} did not end within {timeout_s:g} s"
+        raise TrainwrightError(
+            f"export: {Path(command[0]).name} did not end within {timeout_s:g} s; "
+            "TRAINWRIGHT_EXPORT_TIMEOUT_S raises the limit"
         ) from error
     said = done.stdout.decode(errors="replace")
     if done.returncode != 0:

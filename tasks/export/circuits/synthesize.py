@@ -91,7 +91,8 @@ def synthesise(
 
     `files`: names of Verilog files in `folder`, beside what their memories hold, the last one with
     the module `harness` around `top`, which is what gets routed. Raises TrainwrightError if
-    synthesis fails. A circuit too large for the family, or late, has no clock.
+    synthesis fails or is late. A circuit too large for the family, or not routed in time, has no
+    clock.
     """
     devices = [one for one in FPGAS if one.family == family]
     fpga = smallest_fpga(family, predicted)
@@ -105,8 +106,6 @@ def synthesise(
     try:
         cells_of(fpga, files, "harness", family, folder, timeout_s)
         clock = _route(fpga, family, folder, timeout_s)
-    except TimeoutError as error:
-        return Synthesised(fpga, core, None, f"not routed: {error}")
     except TrainwrightError as error:
         return Synthesised(fpga, core, None, f"not routed on {fpga.name}: {error}")
     return Synthesised(fpga, core, clock)
@@ -124,7 +123,7 @@ def cells_of(
 ) -> dict[str, int]:
     """Synthesise Verilog files in `folder` for an FPGA: cells by kind; the netlist is `stem`.json.
 
-    Raises TrainwrightError if yosys fails, TimeoutError if it is late.
+    Raises TrainwrightError if yosys fails or is late.
     """
     reads = "; ".join(f"read_verilog -sv {name}" for name in files)
     flags = " ".join(fpga.synthesis)
