@@ -6,11 +6,17 @@ parts: `prepare` makes the circuit's input integers from rows (on the host, in f
 
     model = load("model.npz")
     outputs = model.outputs(model.run(model.prepare({"inputs": rows})))
+
+The process that writes the file also runs the code of a user's model. So `load` checks and bounds
+every field, and a host program is refused before an array of it is too large.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +28,15 @@ Array = np.ndarray[Any, Any]
 KINDS = ("dense", "convolution", "depthwise", "sum-pool", "max-pool")
 _MOST_EXACT = 2**53
 """sums of products are exact in float64 below this, where matrices multiply fast"""
+_MOST_BYTES = 2**26
+"""of all arrays of a file"""
+_MOST_PRODUCTS = 2**24
+"""of a layer, for one row; of a model, for the rows that `run` computes at once"""
+_MOST_VALUES = 2**28
+"""of all arrays that a host program makes of some rows"""
+_MOST_STEPS = 1_000
+"""layers, or steps of a host program"""
+_MOST_SHIFT = 52
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,12 @@ class LayerShape:
     def count(self) -> int:
         """Outputs."""
         return self.outputs[0] * self.positions
+
+    @property
+    def padded(self) -> int:
+        """Inputs, with those that padding adds."""
+        channels, height, width = self.inputs
+        return channels * (height + 2 * self.padding[0]) * (width + 2 * self.padding[1])
 
 
 @dataclass(frozen=True)
@@ -149,17 +170,49 @@ class HostProgram:
     constants: dict[str, Array] = field(default_factory=dict)
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        """The program's result for these inputs, by row."""
+        """The program's result for these inputs, by row.
+
+        Raises ValueError for a step that can't be computed, or would make too large an array.
+        """
         values: dict[str, Any] = {**self.constants, **inputs}
+        made = 0
 
         def found(argument: Any) -> Any:
             if isinstance(argument, str):
                 return values[argument]
             return [found(one) for one in argument] if isinstance(argument, list) else argument
 
-        for operation, result, arguments in self.steps:
-            values[result] = HOST_OPERATIONS[operation](*map(found, arguments))
-        return np.asarray(values[self.result])
+        try:
+            for operation, result, arguments in self.steps:
+                given = [found(one) for one in arguments]
+                made += _size_of_result(operation, given)
+                if made > _MOST_VALUES:
+                    raise ValueError(f"more than {_MOST_VALUES:,} values")
+                values[result] = HOST_OPERATIONS[operation](*given)
+            return np.asarray(values[self.result])
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ValueError(f"a host program can't be computed: {error}") from error
+
+
+def _size_of_result(operation: str, arguments: list[Any]) -> int:
+    """How many values an operation's result has at most. Raises ValueError for wrong arguments."""
+    of_lists = {"cat": 0, "columns": 1, "reshape": 1}
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, list) and of_lists.get(operation) != place:
+            raise ValueError(f"{operation} of a list")
+    if operation == "cat":
+        return sum(one.size for one in arguments[0])
+    arrays = [one for one in arguments if isinstance(one, np.ndarray)]
+    if not arrays:
+        raise ValueError(f"{operation} without an array")
+    if operation == "one_hot_sum":
+        return int(arrays[0].size * arguments[1])
+    if operation == "columns":
+        others = math.prod(arrays[0].shape[2:])
+        return len(arrays[0]) * np.asarray(arguments[1]).size * others
+    if operation == "slice" and arguments[1] not in range(arrays[0].ndim):
+        raise ValueError(f"a slice of dimension {arguments[1]}")
+    return math.prod(np.broadcast_shapes(*(one.shape for one in arrays)))
 
 
 def _clamp(x: Array, low: Any = None, high: Any = None) -> Array:
@@ -236,9 +289,15 @@ class IntegerModel:
         return self.layers[0].shape.inputs
 
     def prepare(self, rows: Mapping[str, Array]) -> Array:
-        """The input integers of rows, given as arrays by name: (rows, inputs), int64."""
+        """The input integers of rows, given as arrays by name: (rows, inputs), int64.
+
+        Raises ValueError if the host program does not give the circuit's inputs for each row.
+        """
         numbers = self.before.run(rows)
-        return self.quantised(numbers.reshape(len(numbers), -1))
+        count, wanted = len(next(iter(rows.values()))), math.prod(self.input_shape)
+        if numbers.size != count * wanted:
+            raise ValueError(f"{numbers.size} numbers for {count} rows of {wanted} inputs")
+        return self.quantised(numbers.reshape(count, -1))
 
     def quantised(self, numbers: Array) -> Array:
         """The input integers of numbers, (rows, inputs)."""
@@ -247,10 +306,16 @@ class IntegerModel:
 
     def run(self, integers: Array) -> Array:
         """The circuit: (rows, inputs) -> (rows, outputs), int64."""
-        values = integers.reshape(-1, *self.input_shape).astype(np.int64)
-        for layer in self.layers:
-            values = layer.run(values)
-        return values.reshape(len(values), -1)
+        rows = integers.reshape(-1, *self.input_shape).astype(np.int64)
+        sizes = [max(one.shape.count * one.shape.terms, one.shape.padded) for one in self.layers]
+        at_once = max(_MOST_PRODUCTS // max(sizes), 1)
+        parts = []
+        for at in range(0, max(len(rows), 1), at_once):
+            values = rows[at : at + at_once]
+            for layer in self.layers:
+                values = layer.run(values)
+            parts.append(values.reshape(len(values), self.layers[-1].shape.count))
+        return np.concatenate(parts)
 
     def outputs(self, integers: Array) -> Array:
         """The trained model's outputs, from the circuit's."""
@@ -290,51 +355,90 @@ class IntegerModel:
 
 
 def load(path: str | Path) -> IntegerModel:
-    """The model in a .npz file. Nothing in it is unpickled."""
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    """The model in a .npz file. Nothing in it is unpickled.
+
+    Raises ValueError, in one line, if a field is missing, unknown, too large or does not fit.
+    """
+    try:
+        model = _read(_arrays(path))
+        _require_consistent(model)
+        return model
+    except (
+        *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError),
+        *(zipfile.BadZipFile, EOFError),
+    ) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"model.npz is not an integer model: {said}") from error
+
+
+def _arrays(path: str | Path) -> dict[str, Array]:
+    """The arrays of a file by name, read only if they are numbers and as large as they say."""
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        total = sum(one.file_size for one in archive.infolist())
+        _require(total <= _MOST_BYTES, f"{total:,} bytes; allowed: {_MOST_BYTES:,}")
+        for one in archive.infolist():
+            _require(one.compress_type == zipfile.ZIP_STORED, f"{one.filename} is compressed")
+            content = archive.read(one)
+            file = io.BytesIO(content)
+            _require(np.lib.format.read_magic(file) == (1, 0), f"the format of {one.filename}")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            fits = math.prod(shape) * dtype.itemsize == len(content) - file.tell()
+            _require(dtype.kind in "biuf" and fits, f"the array {one.filename}")
+            array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+            found[one.filename.removesuffix(".npy")] = array
+    return found
+
+
+def _read(arrays: dict[str, Array]) -> IntegerModel:
     said = json.loads(bytes(arrays["text"]))
+    _require(0 < len(said["layers"]) <= _MOST_STEPS, f"{len(said['layers'])} layers")
     layers = [
         IntegerLayer(
             _shape(one["shape"]),
-            arrays[f"weights-{number}"].astype(np.int64),
-            arrays[f"bias-{number}"].astype(np.int64),
-            int(one["shift"]),
-            None if one["low"] is None else int(one["low"]),
-            None if one["high"] is None else int(one["high"]),
+            _integers(arrays[f"weights-{number}"]),
+            _integers(arrays[f"bias-{number}"]),
+            _whole(one["shift"], 0, _MOST_SHIFT),
+            None if one["low"] is None else _whole(one["low"]),
+            None if one["high"] is None else _whole(one["high"]),
             bool(one["relu"]),
         )
         for number, one in enumerate(said["layers"])
     ]
-    programs = {}
-    for name in ("before", "after"):
-        steps = tuple(
-            (step[0], step[1], tuple(step[2])) for step in said["programs"][name]["steps"]
-        )
-        constants = {
-            key.removeprefix(f"{name}-"): value
-            for key, value in arrays.items()
-            if key.startswith(f"{name}-")
-        }
-        programs[name] = HostProgram(steps, said["programs"][name]["result"], constants)
+    before, after = (_program(name, said["programs"][name], arrays) for name in ("before", "after"))
     return IntegerModel(
-        programs["before"],
+        before,
         arrays["centre"],
         arrays["scale"],
-        int(said["low"]),
-        int(said["high"]),
+        _whole(said["low"]),
+        _whole(said["high"]),
         tuple(layers),
         float(said["output_scale"]),
-        programs["after"],
+        after,
     )
+
+
+def _program(name: str, said: dict[str, Any], arrays: dict[str, Array]) -> HostProgram:
+    """A stored host program, of known operations."""
+    _require(len(said["steps"]) <= _MOST_STEPS, f"{len(said['steps'])} steps")
+    for operation, result, arguments in said["steps"]:
+        _require(operation in HOST_OPERATIONS, f"the operation {operation!r}")
+        _require(isinstance(result, str) and isinstance(arguments, list), f"a step {operation}")
+    constants = {
+        key.removeprefix(f"{name}-"): value
+        for key, value in arrays.items()
+        if key.startswith(f"{name}-")
+    }
+    steps = tuple((operation, result, tuple(given)) for operation, result, given in said["steps"])
+    return HostProgram(steps, str(said["result"]), constants)
 
 
 def _shape(said: dict[str, Any]) -> LayerShape:
     """A stored shape. Only whole numbers and known kinds, because they end up in Verilog."""
-    if said["kind"] not in KINDS:
-        raise ValueError(f"a layer of the kind {said['kind']!r}")
-    inputs, outputs = (tuple(map(int, said[name])) for name in ("inputs", "outputs"))
-    kernel, stride, padding = (tuple(map(int, said[n])) for n in ("kernel", "stride", "padding"))
+    _require(said["kind"] in KINDS, f"a layer of the kind {said['kind']!r}")
+    inputs, outputs = ([_whole(one, 1) for one in said[name]] for name in ("inputs", "outputs"))
+    kernel, stride = ([_whole(one, 1) for one in said[name]] for name in ("kernel", "stride"))
+    top, left = (_whole(one, 0) for one in said["padding"])
     return LayerShape(
         str(said["name"]),
         said["kind"],
@@ -342,5 +446,62 @@ def _shape(said: dict[str, Any]) -> LayerShape:
         (outputs[0], outputs[1], outputs[2]),
         (kernel[0], kernel[1]),
         (stride[0], stride[1]),
-        (padding[0], padding[1]),
+        (top, left),
     )
+
+
+def _require_consistent(model: IntegerModel) -> None:
+    """Raises ValueError unless layers fit together and every sum is exact in 53 bits."""
+    inputs = math.prod(model.input_shape)
+    for name, array in (("centre", model.centre), ("scale", model.scale)):
+        _require(array.shape in ((1,), (inputs,)), f"{name} of the shape {array.shape}")
+        _require(bool(np.isfinite(array).all()), f"{name} is not finite")
+    _require(math.isfinite(model.output_scale), "output_scale is not finite")
+    _require(model.low <= model.high, f"inputs from {model.low} to {model.high}")
+    ends, given = (model.low, model.high), model.input_shape
+    for number, layer in enumerate(model.layers):
+        _require(layer.shape.inputs == given, f"layer {number} takes {layer.shape.inputs}")
+        _require_layer(number, layer)
+        most = float(max(map(abs, ends)))
+        if layer.shape.kind != "max-pool":
+            products = np.abs(layer.weights.astype(np.float64)).sum(1) * most
+            most = float((products + np.abs(layer.bias.astype(np.float64))).max())
+        most += 2.0**layer.shift
+        _require(most < _MOST_EXACT, f"layer {number} has sums of more than 53 bits")
+        ends, given = layer.output_range(*ends), layer.shape.outputs
+
+
+def _require_layer(number: int, layer: IntegerLayer) -> None:
+    """Raises ValueError unless sizes and arrays of a layer fit together."""
+    shape, what = layer.shape, f"layer {number}: "
+    large = max(shape.count * shape.terms, shape.padded)
+    _require(large <= _MOST_PRODUCTS, f"{what}{large:,} products; allowed: {_MOST_PRODUCTS:,}")
+    for side in (0, 1):
+        room = shape.inputs[side + 1] + 2 * shape.padding[side] - shape.kernel[side]
+        fits = room >= 0 and shape.outputs[side + 1] <= room // shape.stride[side] + 1
+        _require(fits, f"{what}its kernel does not give {shape.outputs}")
+    _require(not shape.by_channel or shape.inputs[0] == shape.outputs[0], f"{what}its channels")
+    bounded = layer.low is not None and layer.high is not None
+    _require(bounded or (layer.low is None and layer.high is None), f"{what}one bound")
+    _require(not bounded or (layer.low or 0) <= (layer.high or 0), f"{what}low above high")
+    if shape.kind != "max-pool":
+        wanted = (shape.outputs[0], shape.terms)
+        _require(layer.weights.shape == wanted, f"{what}weights of {layer.weights.shape}")
+        _require(layer.bias.shape == wanted[:1], f"{what}biases of {layer.bias.shape}")
+
+
+def _whole(value: Any, low: int = -(2**31), high: int = 2**31) -> int:
+    """A whole number in a range."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _require(fits, f"got {str(value)[:40]}; allowed: whole numbers from {low} to {high}")
+    return int(value)
+
+
+def _integers(array: Array) -> Array:
+    _require(array.dtype.kind == "i", f"weights of the type {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _require(fits: bool, what: str) -> None:
+    if not fits:
+        raise ValueError(what)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.tasks import progress
-from trainwright.tasks.errors import TrainwrightError
+from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.export.exportable import Exportable, ExportOptions
 from trainwright.tasks.export.model_sandbox import model_request, run_in_sandbox
 from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
@@ -41,23 +41,25 @@ _MODEL = "model.npz"
 _SEARCH_S = 60.0
 _MOST_CYCLES = 50_000_000
 """of all validation rows in the simulation of a sequential circuit"""
+_MOST_GROWTH = 4
+"""of a pipelined circuit's cells while its widths are searched, over the first estimate"""
 
 
 def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> ExportReport:
     """Write Verilog, test benches, the integer model, a picture and a README into a folder.
 
-    Raises BadInput for a model that no circuit can hold or whose metric falls too far,
+    Raises BadInput for a model that no circuit can hold, whose metric falls too far or whose code
+    spoils what is read of it,
     ServiceUnreachable without Icarus Verilog, TrainwrightError if an output differs.
     """
     from trainwright.tasks.export.circuits import circuit_page
-    from trainwright.tasks.export.circuits.integer_model import load
     from trainwright.tasks.export.circuits.simulate import require_simulator
 
     require_simulator()
     phases: dict[str, float] = {}
     with _phase(phases, "train for few bits"):
         found = _integers(model, folder / _MODEL, options)
-    integers = load(folder / _MODEL)
+    integers = _loaded(folder / _MODEL, found["styles"], found["rows"])
     circuits: dict[CircuitStyle, Circuit] = {}
     simulated: dict[CircuitStyle, list[Simulated]] = {}
     for style in found["styles"]:
@@ -118,7 +120,41 @@ def _integers(model: Exportable, path: Path, options: ExportOptions) -> dict[str
             "cycles": _MOST_CYCLES,
         },
     }
-    return run_in_sandbox(PROCESS, request, model, options.limits, path)
+    found = run_in_sandbox(PROCESS, request, model, options.limits, path)
+    found["styles"] = [style for style in styles if style in found["styles"]]
+    return found
+
+
+def _loaded(path: Path, styles: list[CircuitStyle], rows: int) -> IntegerModel:
+    """The model that the sandbox wrote. Raises BadInput unless it is sound, and small enough."""
+    from trainwright.tasks.export.circuits.integer_model import load
+    from trainwright.tasks.export.circuits.predict_cells import adder_bits, cells_of_adders
+    from trainwright.tasks.export.circuits.synthesize import FPGAS
+
+    try:
+        model = load(path)
+    except ValueError as error:
+        raise _spoiled(error) from error
+    products = sum(one.shape.count * one.shape.terms for one in model.layers)
+    weights = sum(one.weights.size for one in model.layers)
+    too_large = {
+        "pipelined": lambda: (
+            cells_of_adders(sum(adder_bits(model)), "ecp5") > _MOST_GROWTH * FPGAS[-1].cells
+        ),
+        "sequential": lambda: (
+            products * rows > _MOST_CYCLES or weights > FPGAS[-1].memory_bits // 8
+        ),
+    }
+    for style in styles:
+        if too_large[style]():
+            raise _spoiled(ValueError(f"model.npz has {weights:,} weights, {products:,} products"))
+    return model
+
+
+def _spoiled(error: ValueError) -> BadInput:
+    return BadInput(
+        f"model: {error}; allowed: a model whose code leaves what reads its layers as it is"
+    )
 
 
 def _written(style: CircuitStyle, integers: IntegerModel, folder: Path) -> Circuit:
@@ -142,7 +178,10 @@ def _proven(
     from trainwright.tasks.export.circuits.simulate import simulate, write_bench
 
     rows = {name: np.load(path) for name, path in model.rows.validation.items()}
-    inputs = integers.prepare(rows)
+    try:
+        inputs = integers.prepare(rows)
+    except ValueError as error:
+        raise _spoiled(error) from error
     bench = write_bench(circuit, inputs, integers.run(inputs), folder)
     found = simulate([*circuit.files, bench], folder, options.limits.timeout_s)
     for one in found:

@@ -12,6 +12,7 @@ import circuit_runs
 import pytest
 
 from trainwright.infra.sandbox import SandboxLimits
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.export.circuits.to_circuit import to_circuit
 from trainwright.tasks.export.exportable import ExportOptions
 
@@ -64,3 +65,25 @@ def test_a_small_net_becomes_circuits_that_are_right(tmp_path: Path) -> None:
         [sys.executable, "-c", found["predict_rows.py"]], cwd=out, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
+
+
+SPOILS = """
+import numpy
+from trainwright.tasks.export.circuits.integer_model import IntegerModel
+
+
+def save(self, path):
+    with open(path, "wb") as file:
+        numpy.savez(file, text=numpy.frombuffer(b'{"layers": []}', dtype=numpy.uint8))
+
+
+IntegerModel.save = save
+"""
+
+
+def test_a_file_that_the_models_code_spoiled_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = circuit_runs.exportable(tmp_path / "model")
+    (model.source / "net.py").write_text(SPOILS + circuit_runs.SOURCE)
+    (out := tmp_path / "out").mkdir()
+    with pytest.raises(BadInput, match=r"^model: model\.npz is not an integer model: 0 layers; al"):
+        to_circuit(model, out, ExportOptions(_LIMITS, tolerance=0.02))
