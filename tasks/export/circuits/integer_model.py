@@ -209,7 +209,7 @@ def _size_of_result(operation: str, arguments: list[Any]) -> int:
         return int(arrays[0].size * arguments[1])
     if operation == "columns":
         others = math.prod(arrays[0].shape[2:])
-        return len(arrays[0]) * np.asarray(arguments[1]).size * others
+        return int(len(arrays[0]) * np.asarray(arguments[1]).size * others)
     if operation == "slice" and arguments[1] not in range(arrays[0].ndim):
         raise ValueError(f"a slice of dimension {arguments[1]}")
     return math.prod(np.broadcast_shapes(*(one.shape for one in arrays)))
