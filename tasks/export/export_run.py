@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
+import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.errors import BadInput, RunHeld, ServiceUnreachable
 from trainwright.tasks.export.export_page import page, picture
 from trainwright.tasks.export.exportable import CIRCUIT_TOLERANCE, Exportable, ExportOptions
 from trainwright.tasks.export.open_model import open_model
 from trainwright.tasks.export.readme import write_readme
+from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 from trainwright.tasks.runs.artefacts.export_report import (
     EXPORT_DRAWING,
     EXPORT_FOLDER,
@@ -68,8 +72,8 @@ def export_run(
 
     `tolerance`: how much worse the metric may be; `fine_tune`: whether onnx-int8 trains again if it
     is; default: the job's. Raises BadInput for an unfinished run, a model that can't be exported or
-    a folder that is not empty, CorruptArtefact for a damaged run, ServiceUnreachable without the
-    packages that the kind needs.
+    a folder that is not empty, CorruptArtefact for a damaged run, RunHeld while another process
+    exports the run to this kind, ServiceUnreachable without the packages that the kind needs.
     """
     chosen = checked_kind(kind)
     if out is not None:
@@ -79,7 +83,10 @@ def export_run(
             f"--fine-tune: got --to {chosen}; allowed with --to onnx-int8 (rtl always trains again)"
         )
     options = _options(run, chosen, tolerance, fine_tune)
-    with tempfile.TemporaryDirectory(prefix="trainwright-export-") as name:
+    with (
+        _alone(run, chosen) as lease,
+        tempfile.TemporaryDirectory(prefix="trainwright-export-") as name,
+    ):
         progress.emit("export", kind=chosen, doing="reads the run's model and rows")
         (inner := Path(name) / "model").mkdir()
         model = open_model(run, inner)
@@ -87,10 +94,31 @@ def export_run(
         progress.emit("export", kind=chosen, doing="converts and compares")
         made = _kind(chosen)(model, folder, options)
         report = _completed(made, model, folder)
+        if not lease.still_held():
+            raise RunHeld(f"{run.uri}: another process began to export it to {chosen}")
         _store(run, chosen, folder)
         if out is not None:
             _copy(folder, out)
     return report
+
+
+@contextlib.contextmanager
+def _alone(run: Run, kind: ExportKind) -> Iterator[Heartbeat]:
+    """Keep other processes from exporting this run to this kind. Raises RunHeld if one does."""
+    ledger, resource = Ledger(run.settings.ledger_url), f"export {kind} {run.uri}"
+    me = Holder(f"pid {os.getpid()} on {socket.gethostname()}", os.getpid())
+    try:
+        token = ledger.take([resource], me, run.uri)
+    except RunHeld as held:
+        raise RunHeld(
+            f"export: {held.details['holder']} exports {run.uri} to {kind}; wait until it is done",
+            **held.details,
+        ) from None
+    try:
+        with Heartbeat(ledger, run.uri, [resource], token=token) as lease:
+            yield lease
+    finally:
+        ledger.release(run.uri, [resource], token=token)
 
 
 def _options(

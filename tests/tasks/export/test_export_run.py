@@ -20,11 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from finished_run import begin_run, local_path
 from stored_run import with_source
-from table_run import BRANCHES, RARE, ROWS, table_run
+from table_run import BRANCHES, MODEL, RARE, ROWS, table_run
 
-from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, ServiceUnreachable
 from trainwright.tasks.export.export_run import export_run
 from trainwright.tasks.inference import predict
+from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts.export_report import ExportReport
 from trainwright.tasks.runs.exports import sealed_exports
 from trainwright.tasks.runs.run import Run
@@ -252,6 +254,37 @@ def test_a_damaged_run_is_refused(run: Run, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     with pytest.raises(CorruptArtefact, match=r"model/model\.safetensors"):
         export_run(copy, "onnx")
+
+
+def test_two_exports_of_a_run_to_one_kind_exclude_each_other(run: Run, tmp_path: Path) -> None:
+    copy = with_source(run, tmp_path, MODEL)
+    ledger = Ledger(copy.settings.ledger_url)
+    other, resource = Holder("pid 1 on elsewhere"), f"export onnx {copy.uri}"
+    ledger.take([resource], other, copy.uri)
+    line = rf"export: pid 1 on elsewhere exports {copy.uri} to onnx; wait until it is done"
+    with pytest.raises(RunHeld, match=line):
+        export_run(copy, "onnx")
+    assert not list(copy.objects.list("export/"))
+    ledger.release(copy.uri, [resource])
+    export_run(copy, "onnx")
+    assert ledger.holder_of(resource) is None
+
+
+def test_an_export_whose_lease_another_process_took_over_stores_nothing(
+    run: Run, tmp_path: Path
+) -> None:
+    copy = with_source(run, tmp_path, MODEL)
+    ledger, resource = Ledger(copy.settings.ledger_url), f"export onnx {copy.uri}"
+
+    def take_over(event: progress.Event) -> None:
+        if event.get("doing") == "converts and compares":
+            ledger.release(copy.uri, [resource])
+            ledger.take([resource], Holder("pid 1 on elsewhere"), copy.uri)
+
+    with progress.listening(take_over), pytest.raises(RunHeld, match="another process began to"):
+        export_run(copy, "onnx")
+    assert not list(copy.objects.list("export/"))
+    assert ledger.holder_of(resource) == Holder("pid 1 on elsewhere")
 
 
 def test_a_folder_that_is_not_empty_is_refused(run: Run, tmp_path: Path) -> None:
