@@ -48,7 +48,7 @@ def export(
 
     from trainwright.tasks import progress
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.cli.screens.export_table import export_facts
+    from trainwright.tasks.cli.screens.export_table import export_facts, progress_line
     from trainwright.tasks.export.export_run import checked_kind, export_run
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.settings import Settings
@@ -60,9 +60,8 @@ def export(
         def tell(event: progress.Event) -> None:
             if event["event"] != "export":
                 return
-            if "took_s" in event:
-                line = f"{event['doing']:<32} {event['took_s']:>6.1f} s"
-                console.err.print(line, markup=False)
+            if (line := progress_line(event)) is not None:
+                console.err.print(line, markup=False, soft_wrap=True)
             status.update(f"{event['kind']}: {escape(event['doing'])}")
 
         with progress.listening(tell):

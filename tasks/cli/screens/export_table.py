@@ -7,6 +7,16 @@ from typing import Any
 from trainwright.tasks import units
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
 
+_DOING_WIDTH = 52
+
+
+def progress_line(event: dict[str, Any]) -> str | None:
+    """The line of an event: a tool that begins, or work that has ended, with its seconds."""
+    doing = event["doing"]
+    if "took_s" in event:
+        return f"{doing:<{_DOING_WIDTH}} {event['took_s']:>6.1f} s"
+    return f"{doing:<{_DOING_WIDTH}} begins" if "tool" in event else None
+
 
 def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, str]]:
     """The lines of a report's document. `copy`: the folder of a copy, if there is one."""

@@ -6,13 +6,16 @@ one pin, because few packages have as many pins as a pipelined circuit has ports
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainwright.tasks import progress
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.export.circuits.simulate import run_tool
 
@@ -96,19 +99,43 @@ def synthesise(
     """
     devices = [one for one in FPGAS if one.family == family]
     fpga = smallest_fpga(family, predicted)
-    core = cells_of(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
+    style = top.removesuffix("_wrapper")
+    core = _core_cells(fpga, files, top, style, folder, timeout_s)
     if lookup_tables(family, core) > fpga.cells:
         larger = [one for one in devices if lookup_tables(family, core) <= one.cells]
         if not larger:
             return Synthesised(fpga, core, None, f"too large for {fpga.name}")
         fpga = larger[0]
-        core = cells_of(fpga, files[:-1], top, f"{family}-core", folder, timeout_s)
+        core = _core_cells(fpga, files, top, style, folder, timeout_s)
     try:
-        cells_of(fpga, files, "harness", family, folder, timeout_s)
-        clock = _route(fpga, family, folder, timeout_s)
+        with _reported("yosys", f"{style} circuit between registers", fpga):
+            cells_of(fpga, files, "harness", family, folder, timeout_s)
+        with _reported("nextpnr", f"{style} circuit", fpga):
+            clock = _route(fpga, family, folder, timeout_s)
     except TrainwrightError as error:
         return Synthesised(fpga, core, None, f"not routed on {fpga.name}: {error}")
     return Synthesised(fpga, core, clock)
+
+
+def _core_cells(
+    fpga: Fpga, files: Sequence[str], top: str, style: str, folder: Path, timeout_s: float
+) -> dict[str, int]:
+    """Cells by kind of the circuit without its harness."""
+    with _reported("yosys", f"{style} circuit", fpga):
+        return cells_of(fpga, files[:-1], top, f"{fpga.family}-core", folder, timeout_s)
+
+
+@contextlib.contextmanager
+def _reported(tool: str, what: str, fpga: Fpga) -> Iterator[None]:
+    """Report a tool's work when it begins, and its seconds when it ends, even if it fails."""
+    doing = f"{tool}, {what}, {fpga.name}"
+    progress.emit("export", kind="rtl", doing=doing, tool=tool)
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        took_s = round(time.perf_counter() - began, 1)
+        progress.emit("export", kind="rtl", doing=doing, tool=tool, took_s=took_s)
 
 
 def _python(module: str) -> list[str]:

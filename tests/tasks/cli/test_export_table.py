@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.tasks.cli.screens.export_table import export_facts
+from trainwright.tasks.cli.screens.export_table import export_facts, progress_line
 from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
 
 
@@ -37,3 +37,13 @@ def test_a_circuit_has_lines_for_its_simulation_its_cells_and_its_clock() -> Non
     assert f"{of_device}9,000 lookup tables (predicted 8,000), too large for it, 7 cycles" in lines
     assert "energy: 2.3e-10 J an inference, estimated" in lines
     assert lines[-3:-1] == ["note: bits: input 4", "note: no sequential circuit"]
+
+
+def test_a_tool_has_a_line_when_it_begins_and_when_it_ends() -> None:
+    tool = {"event": "export", "kind": "rtl", "doing": "yosys, ECP5-25", "tool": "yosys"}
+    begins, ends = progress_line(tool), progress_line({**tool, "took_s": 12.34})
+    assert begins is not None
+    assert ends is not None
+    assert begins.split() == ["yosys,", "ECP5-25", "begins"]
+    assert ends.split() == ["yosys,", "ECP5-25", "12.3", "s"]
+    assert progress_line({"event": "export", "kind": "onnx", "doing": "converts"}) is None
