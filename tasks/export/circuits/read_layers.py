@@ -461,6 +461,8 @@ class _Reader:
         rows = [one for one in _flat(arguments) if isinstance(one, _OnHost)]
         if not rows or len({one.of_circuit for one in rows}) > 1:
             raise self._refused(node, f"the operation {name}")
+        if not isinstance(node.meta["val"], torch.Tensor):  # such as the pair of a decomposition
+            raise self._refused(node, f"the operation {name}")
         shape = tuple(node.meta["val"].shape[1:])
         step = _host_arguments(name, arguments, keywords, shape)
         if step is None or any(isinstance(one, _Embedded | _DenseSum) for one in _flat(arguments)):

@@ -81,6 +81,11 @@ class Branch(nn.Module):
         return x if x.sum() > 0 else 2 * x
 
 
+class Decomposed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.qr(x)[1]
+
+
 @pytest.mark.parametrize(
     ("net", "named"),
     [
@@ -88,6 +93,8 @@ class Branch(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), "'2'.*linear"),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), "'1'.*layer_norm"),
         (nn.Sequential(nn.Linear(4, 4), Branch()), r"1 \(Branch\) can't be traced"),
+        (nn.Sequential(nn.Linear(4, 4), Decomposed()), "'1'.*linalg_qr"),
+        (nn.Sequential(Decomposed(), nn.Linear(4, 2)), "'0'.*linalg_qr"),
         (nn.Softmax(1), "no dense or convolutional layer"),
         (Residual(), "add"),
     ],
