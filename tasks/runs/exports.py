@@ -1,4 +1,4 @@
-"""A run's exports: those that are sealed."""
+"""A run's exports that are sealed: their reports and files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,40 @@ def sealed_exports(run: Run) -> list[ExportReport]:
         folder, _, name = key.rpartition("/")
         if name != Manifest.FILE:
             continue
-        where = f"{folder}/{ExportReport.FILE}"
+        content = _verified(run, folder, ExportReport.FILE)
         try:
-            sealed = json.loads(run.objects.get(key))["files"][ExportReport.FILE]["sha256"]
-            content = get_verified(run.objects, where, sealed)
             found.append(ExportReport.model_validate_json(content, extra="ignore"))
-        except (FileNotFoundError, CorruptArtefact, KeyError, TypeError, ValueError):
-            raise CorruptArtefact(
-                f"{run.uri}/{where}: missing or damaged; `trainwright export` makes it again"
-            ) from None
+        except ValueError:
+            raise _damaged(run, f"{folder}/{ExportReport.FILE}") from None
     return sorted(found, key=lambda one: one.kind)
+
+
+def exported_file(run: Run, kind: str, name: str) -> bytes:
+    """A file of a sealed export, or its manifest.
+
+    Raises FileNotFoundError if the run has no such export or file, CorruptArtefact for a file that
+    is not the sealed one.
+    """
+    made = {one.kind: one for one in sealed_exports(run)}
+    listed = made[kind].files if kind in made else ()
+    if name not in (*listed, Manifest.FILE):
+        raise FileNotFoundError(f"{run.uri} has no export {kind} with a file {name}")
+    folder = f"{EXPORT_FOLDER}{kind}"
+    if name == Manifest.FILE:
+        return run.objects.get(f"{folder}/{name}")
+    return _verified(run, folder, name)
+
+
+def _verified(run: Run, folder: str, name: str) -> bytes:
+    """A file of an export's folder. Raises CorruptArtefact unless its manifest has its digest."""
+    try:
+        manifest = json.loads(run.objects.get(f"{folder}/{Manifest.FILE}"))
+        return get_verified(run.objects, f"{folder}/{name}", manifest["files"][name]["sha256"])
+    except (FileNotFoundError, CorruptArtefact, KeyError, TypeError, ValueError):
+        raise _damaged(run, f"{folder}/{name}") from None
+
+
+def _damaged(run: Run, key: str) -> CorruptArtefact:
+    return CorruptArtefact(
+        f"{run.uri}/{key}: missing or damaged; `trainwright export` makes it again"
+    )

@@ -13,14 +13,12 @@ from trainwright.tasks.analyze.history import predicted_and_measured
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.runs.artefacts.estimate import Estimate
-from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_job import RunJob
-from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import REJECTION, Validation
-from trainwright.tasks.runs.exports import sealed_exports
+from trainwright.tasks.runs.exports import exported_file
 from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
@@ -80,7 +78,7 @@ class Records:
         return await asyncio.to_thread(lambda: self._file(job, identifier, "report/report.html"))
 
     async def exported(self, job: str, identifier: str, kind: str, file: str) -> bytes:
-        """A file of a sealed export of the run. Raises NotFound."""
+        """A file of a sealed export of the run, verified. Raises NotFound, CorruptArtefact."""
         return await asyncio.to_thread(self._exported, job, identifier, kind, file)
 
     async def rejection(self, job: str, identifier: str) -> bytes:
@@ -150,11 +148,12 @@ class Records:
             raise NotFound(f"run: {job}/{identifier} has no {name} yet") from None
 
     def _exported(self, job: str, identifier: str, kind: str, file: str) -> bytes:
-        made = {one.kind: one for one in sealed_exports(self.found(job, identifier))}
-        listed = made[kind].files if kind in made else ()
-        if file not in (*listed, Manifest.FILE):
-            raise NotFound(f"run: {job}/{identifier} has no export {kind} with a file {file}")
-        return self._file(job, identifier, f"{EXPORT_FOLDER}{kind}/{file}")
+        try:
+            return exported_file(self.found(job, identifier), kind, file)
+        except FileNotFoundError:
+            raise NotFound(
+                f"run: {job}/{identifier} has no export {kind} with a file {file}"
+            ) from None
 
     def _history(self, job: str | None) -> bytes:
         rows = self._list().page(MOST_ROWS, None, job).runs

@@ -10,7 +10,7 @@ from finished_run import begin_run, write_export
 
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.runs.artefacts.export_report import MetricPair, RowDifferences
-from trainwright.tasks.runs.exports import sealed_exports
+from trainwright.tasks.runs.exports import exported_file, sealed_exports
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.store import seal_folder
 
@@ -61,3 +61,17 @@ def test_a_damaged_report_is_one_line_that_says_what_to_do(run: Run, content: by
         run.objects.put(REPORT, content)
     with pytest.raises(CorruptArtefact, match=r"report\.json: .*`trainwright export` makes it"):
         sealed_exports(run)
+
+
+def test_a_file_is_the_sealed_one_or_damaged(run: Run) -> None:
+    write_export(run)
+    assert exported_file(run, "onnx", "model.onnx") == b"a model"
+    for kind, name in (("rtl", "model.onnx"), ("onnx", "other"), ("../export/onnx", "report.json")):
+        with pytest.raises(FileNotFoundError, match="has no export"):
+            exported_file(run, kind, name)
+    run.objects.put("export/onnx/model.onnx", b"another model")
+    with pytest.raises(CorruptArtefact, match=r"model\.onnx: missing or damaged; `trainwright exp"):
+        exported_file(run, "onnx", "model.onnx")
+    run.objects.delete("export/onnx/model.onnx")
+    with pytest.raises(CorruptArtefact, match=r"model\.onnx: missing or damaged"):
+        exported_file(run, "onnx", "model.onnx")

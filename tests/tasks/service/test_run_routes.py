@@ -185,6 +185,19 @@ def test_the_files_of_a_sealed_export_are_downloads_and_no_others(address: str, 
             assert reader.get(f"/{name}/exports/{rest}").status_code in (404, 422)
 
 
+def test_a_file_of_an_export_that_was_changed_is_not_served(address: str, home: Path) -> None:
+    run = _run(home, "small/20260101T000003Z-abcdef")
+    run.objects.put("export/onnx/model.onnx", b"another")
+    try:
+        with client(address, READ) as reader:
+            answer = reader.get(f"/runs/{run.job_name}/{run.id}/exports/onnx/model.onnx")
+    finally:
+        run.objects.put("export/onnx/model.onnx", b"a model")
+    assert answer.status_code >= 400
+    assert answer.headers["content-type"] == "application/json"
+    assert "missing or damaged" in answer.text
+
+
 def test_a_missing_run_is_not_found_and_leaves_no_files(address: str, home: Path) -> None:
     with client(address, READ) as reader:
         answer = reader.get("/runs/nobody/20260101T000001Z-abcdef/metrics")
