@@ -1,23 +1,18 @@
 """The README of an export: what its files are, and three programs that use them.
 
-Each program is a block of Python code that begins with a comment, its file's name. The folder also
-holds rows that they read: quantiles of the training rows, and known categories.
+Each program is a block of Python code that begins with a comment, its file's name. They read the
+example that the kind has written.
 """
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
-from trainwright.tasks.data.tables.table_arrays import CATEGORIES
 from trainwright.tasks.export.exportable import Exportable
-from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
+from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_README, ExportReport
 
-_EXAMPLE_ROWS = 3
-_KINDS = {"float": "float32", "double": "float64", "int64": "int64", "int32": "int32"}
-"""NumPy's names of ONNX types."""
-
+_EXAMPLE_TABLE = " `example.csv` has the same rows."
 _IN_MEMORY = """
 ```python
 # predict_rows.py: rows in memory
@@ -25,26 +20,20 @@ import numpy as np
 import onnxruntime
 
 model = onnxruntime.InferenceSession("model.onnx")
-$rows
-outputs = model.run(None, rows)
-for value, found in zip(model.get_outputs(), outputs):
-    print(value.name, found.shape, found[0])
-```
-"""
-_COLUMNS_IN_MEMORY = """rows = {
-    one.name: np.array(["a", "b"], dtype=object)
-    if one.type == "tensor(string)"
-    else np.array([1.5, np.nan], dtype=np.float32)
-    for one in model.get_inputs()
-}"""
-_ARRAYS_IN_MEMORY = """kinds = {
+kinds = {
+    "tensor(string)": object,
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
     "tensor(int64)": np.int64,
 }
-rows = {
-    one.name: np.zeros((2, *one.shape[1:]), dtype=kinds[one.type]) for one in model.get_inputs()
-}"""
+example = np.load("example.npz")
+rows = {one.name: example[one.name].astype(kinds[one.type]) for one in model.get_inputs()}
+outputs = model.run(None, rows)
+for value, found in zip(model.get_outputs(), outputs):
+    print(value.name, found.tolist())
+    print("expected", example[value.name].tolist())
+```
+"""
 _FROM_FILE = """
 ```python
 # predict_file.py: $what
@@ -125,24 +114,8 @@ server.serve_forever()
 
 
 def write_readme(report: ExportReport, model: Exportable, folder: Path) -> None:
-    """Write README.md, and the rows that its programs read, into an export's folder."""
-    columns = takes_single_columns(report)
-    if columns:
-        rows = _example_columns(report, model)
-        with (folder / "example.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(rows)
-            writer.writerows(zip(*rows.values(), strict=True))
-    else:
-        import numpy as np
-
-        shapes = {one.name: [int(size) for size in one.shape[1:]] for one in report.inputs}
-        arrays = {
-            one.name: np.zeros((_EXAMPLE_ROWS, *shapes[one.name]), _KINDS[one.dtype])
-            for one in report.inputs
-        }
-        np.savez(folder / "example.npz", allow_pickle=False, **arrays)
-    (folder / EXPORT_README).write_text(_text(report, model.schema, columns))
+    """Write README.md into an export's folder."""
+    (folder / EXPORT_README).write_text(_text(report, model.schema))
 
 
 def takes_single_columns(report: ExportReport) -> bool:
@@ -150,32 +123,9 @@ def takes_single_columns(report: ExportReport) -> bool:
     return bool(report.inputs) and all(len(one.shape) == 1 for one in report.inputs)
 
 
-def _example_columns(report: ExportReport, model: Exportable) -> dict[str, list[str]]:
-    """Values by column, as a CSV file has them; the last row lacks every value that may miss."""
-    import numpy as np
-
-    found: dict[str, list[str]] = {}
-    inputs = iter(report.inputs)
-    for name in model.schema.inputs:
-        for place, column in enumerate(_columns_of(model.schema, name)):
-            if column.kind == "category":
-                values = [*model.vocabularies.get(column.name, [])[:2], "", ""][:2]
-            else:
-                known = np.load(model.rows.calibration[name], mmap_mode="r")[:, place]
-                known = known[np.isfinite(known)]
-                marks = np.quantile(known, (0.5, 0.25)) if len(known) else (0.0, 0.0)
-                values = [f"{float(one):.6g}" for one in marks]
-            found[next(inputs).name] = [*values, "" if model.keeps_missing else values[0]]
-    return found
-
-
-def _columns_of(schema: DataSchema, name: str) -> list[Column]:
-    kind = "category" if name == CATEGORIES else "number"
-    return [one for one in schema.columns if one.kind == kind]
-
-
-def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
+def _text(report: ExportReport, schema: DataSchema) -> str:
     """The README."""
+    columns = takes_single_columns(report)
     shorts = [f"`{_cell(one.name)}`" for one in report.outputs]
     shown = [
         f"| `{_cell(one.name)}` | {one.dtype} | ({', '.join(map(str, one.shape))}) |"
@@ -203,7 +153,9 @@ def _text(report: ExportReport, schema: DataSchema, columns: bool) -> str:
         f"{said} The outputs are {', '.join(shorts)}. {meaning} Any number of rows is allowed.",
         "\n".join(["| input | type | shape |", "|---|---|---|", *shown]),
         "The programs need `pip install onnxruntime numpy`, and run in this folder.",
-        _IN_MEMORY.strip().replace("$rows", _COLUMNS_IN_MEMORY if columns else _ARRAYS_IN_MEMORY),
+        "`example.npz` holds up to three rows of the validation data, and the outputs that this "
+        "model gave for them when it was exported." + _EXAMPLE_TABLE * columns,
+        _IN_MEMORY.strip(),
         _FROM_FILE.strip()
         .replace("$what", _TABLE_SAID if columns else _ARRAYS_SAID)
         .replace("$rows", _TABLE_FILE if columns else _ARRAY_FILE),

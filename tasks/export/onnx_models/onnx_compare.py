@@ -28,6 +28,7 @@ BATCH_ROWS = 1024
 _PASS_BYTES = 8 * 2**20
 _ROUNDS, _WARM_UP = 40, 3
 _LATENCY_ROWS = 64
+_EXAMPLE_ROWS, _MOST_SEARCHED = 3, 1_000
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,28 @@ def typed(run: onnxruntime.InferenceSession, feed: Feed) -> Feed:
         kind = kinds.get(one.type)
         given[one.name] = array if kind is None else array.astype(kind, copy=False)
     return given
+
+
+def example(run: onnxruntime.InferenceSession, rows: ModelRows) -> dict[str, Any]:
+    """The numbers of up to three rows that differ, their columns and an ONNX model's outputs.
+
+    As JSON; `columns` is null if the model takes arrays.
+    """
+    first: dict[tuple[bytes, ...], int] = {}
+    for row in range(min(len(rows), _MOST_SEARCHED)):
+        first.setdefault(tuple(one[row].tobytes() for one in rows.arrays.values()), row)
+        if len(first) == _EXAMPLE_ROWS:
+            break
+    numbers = np.array([*first.values()])
+    given = rows.columns(numbers)
+    names = [one.name for one in run.get_outputs()]
+    outputs = run.run(names, typed(run, given))
+    columns = [one.tolist() for one in given.values()] if takes_columns(rows.schema) else None
+    return {
+        "rows": numbers.tolist(),
+        "columns": columns,
+        "outputs": {name: one.tolist() for name, one in zip(names, outputs, strict=True)},
+    }
 
 
 def metric_value(

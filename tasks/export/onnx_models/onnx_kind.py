@@ -7,6 +7,7 @@ from typing import Any
 
 from trainwright.tasks.export.exportable import Exportable, ExportOptions
 from trainwright.tasks.export.model_sandbox import model_request, run_in_sandbox
+from trainwright.tasks.export.onnx_models.example_rows import write_example
 from trainwright.tasks.runs.artefacts.export_report import ExportReport
 
 FILE = "model.onnx"
@@ -14,19 +15,24 @@ PROCESS = "trainwright.tasks.export.onnx_models.onnx_process:answer"
 
 
 def to_onnx(model: Exportable, folder: Path, options: ExportOptions) -> ExportReport:
-    """Write model.onnx into a folder. Raises BadInput for a model that can't be converted."""
+    """Write model.onnx and an example into a folder.
+
+    Raises BadInput for a model that can't be converted.
+    """
     request = request_of(model, options, "onnx")
     found = run_in_sandbox(PROCESS, request, model, options.limits, folder / FILE)
+    write_example(model, found, folder)
     return ExportReport(kind="onnx", **report_fields(model, found))
 
 
 def to_onnx_int8(model: Exportable, folder: Path, options: ExportOptions) -> ExportReport:
-    """Write model.onnx with layers in 8-bit integers into a folder.
+    """Write model.onnx with layers in 8-bit integers, and an example, into a folder.
 
     Raises BadInput for a model that can't be converted, or none within the tolerance.
     """
     request = request_of(model, options, "onnx-int8")
     found = run_in_sandbox(PROCESS, request, model, options.limits, folder / FILE)
+    write_example(model, found, folder)
     return ExportReport(
         kind="onnx-int8",
         tolerance=options.tolerance,

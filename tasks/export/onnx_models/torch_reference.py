@@ -101,6 +101,7 @@ class TorchReference:
             "max_error": worst,
             **compared(exact[0], found[0], self.rows.targets, len(self.rows.schema.classes or ())),
             "rows": len(self.rows),
+            "example": compare.example(run, self.rows),
             "opset": whole_graph.opset(made),
             "size_bytes": path.stat().st_size,
             "inputs": [_described(one) for one in run.get_inputs()],

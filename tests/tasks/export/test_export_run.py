@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from hashlib import sha256
@@ -18,11 +19,13 @@ import onnx
 import onnxruntime
 import pyarrow.parquet as pq
 import pytest
+import torch
 from finished_run import begin_run, local_path
-from stored_run import with_source
+from stored_run import stored_run, with_source
 from table_run import BRANCHES, MODEL, RARE, ROWS, table_run
 
 from trainwright.tasks import progress
+from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, ServiceUnreachable
 from trainwright.tasks.export.export_run import export_run
 from trainwright.tasks.inference import predict
@@ -32,7 +35,11 @@ from trainwright.tasks.runs.exports import sealed_exports
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.store import load_model, verify
 
-FILES = {"model.onnx", "report.json", "report.html", "README.md", "example.csv"}
+IMAGES = """
+def build_model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+FILES = {"model.onnx", "report.json", "report.html", "README.md", "example.csv", "example.npz"}
 
 
 @pytest.fixture(scope="module")
@@ -146,20 +153,57 @@ def test_the_programs_of_the_readme_run(out: Path, tmp_path: Path) -> None:
     for path in out.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     rows, file, serve = programs(folder)
-    assert "label (2,)" in _output(rows)
+    printed = _output(rows).splitlines()
+    found = [line.split(maxsplit=1) for line in printed[::2]]
+    assert [name for name, _ in found] == ["output_", "label", "probability"]
+    for (_, text), line in zip(found, printed[1::2], strict=True):
+        assert line == f"expected {text}"
     lines = _output(file).splitlines()
+    with np.load(folder / "example.npz") as example:
+        columns = [example[name].tolist() for name in ("a", "output", "colour")]
+        assert len(set(map(str, zip(*columns, strict=True)))) == 3
+        labels = [line.split(",")[-2] for line in lines[1:]]
+        assert labels == example["label"].tolist()
     assert lines[0] == "output_,label,probability"
     assert len(lines) == 4
     with subprocess.Popen(
-        [sys.executable, serve.name, "0"], cwd=folder, stdout=subprocess.PIPE, text=True
+        [sys.executable, serve.name, "0"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdout is not None
+        assert server.stderr is not None
         address = server.stdout.readline().strip()
         given = {"a": [1.0, None], "output": [0.0, 0.0], "colour": ["red", "never seen"]}
         answer = _post(address, given)
+        for body in (b"no JSON", b"\xff", b"[1]", b""):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(address, body, timeout=60)
+            assert refused.value.code == 400
+            assert "error" in json.load(refused.value)
         server.terminate()
+        assert "Traceback" not in server.stderr.read()
     assert len(answer["label"]) == 2
     assert set(answer["label"]) <= {"low", "high"}
+
+
+def test_the_example_of_arrays_is_rows_of_the_validation_data(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, IMAGES, {"uri": "builtin:digits", "target": "label"}, epochs=1)
+    export_run(run, "onnx", out=tmp_path / "out")
+    rows, *_ = programs(tmp_path / "out")
+    printed = _output(rows).splitlines()
+    data = dataset.load(run.job().data, run.job().train.seed)
+    inputs, _ = data.batch(data.split.validation[:3])
+    [(name, wanted)] = inputs.items()
+    with np.load(tmp_path / "out/example.npz") as example:
+        np.testing.assert_array_equal(example[name], wanted)
+        assert printed[2] == f"label {example['label'].tolist()}"
+        torch.set_default_dtype(torch.float32)
+        trained = load_model(run.uri, tmp_path / "model", run.settings)
+        exact = trained(torch.from_numpy(wanted).float()).detach().numpy()
+        np.testing.assert_allclose(example["output"], exact, rtol=1e-4, atol=1e-5)
 
 
 def _output(program: Path) -> str:
@@ -179,8 +223,6 @@ def _post(address: str, rows: dict[str, Any]) -> dict[str, Any]:
 def test_outputs_are_those_of_torch(
     run: Run, model: onnxruntime.InferenceSession, tmp_path: Path
 ) -> None:
-    import torch
-
     torch.set_default_dtype(torch.float32)
     trained = load_model(run.uri, tmp_path, run.settings)
     numbers = np.array([[1.0, 2.0], [np.nan, -3.0]], np.float32)
