@@ -40,8 +40,9 @@ def _figures(report: ExportReport) -> list[tuple[str, str]]:
     ]
     if report.vectors is not None:
         found.append((f"{report.mismatches:,}", f"mismatches in {report.vectors:,} vectors"))
-    if report.energy_j is not None:
-        found.append((f"{report.energy_j:.2g} J", "one inference, estimated"))
+    if (least := report.least_energy()) is not None:
+        said = f"one inference by the {least.named}, estimated"
+        found.append((f"{least.energy_j:.2g} J", escape(said)))
     if report.size_bytes is not None:
         found.append((size(report.size_bytes.exported), "size of the model"))
         if report.size_bytes.float != report.size_bytes.exported:
@@ -145,7 +146,7 @@ def _nodes(report: ExportReport) -> str:
 
 
 def _circuits(report: ExportReport) -> str:
-    """Cells, clock and latency by circuit and FPGA."""
+    """Cells, clock, latency and energy by circuit and FPGA."""
     rows = [
         [
             one.style,
@@ -153,10 +154,11 @@ def _circuits(report: ExportReport) -> str:
             f"{one.lookup_tables or 0:,}",
             f"{one.predicted or 0:,}",
             escape(f"{one.fmax_mhz:g} MHz" if one.fmax_mhz else one.note or ""),
-            f"{report.latency_cycles.get(one.style, 0):,}",
+            f"{one.latency_cycles or 0:,}",
+            "" if one.energy_j is None else f"{one.energy_j:.2g} J",
         ]
         for one in report.cells
     ]
-    head = ["circuit", "FPGA", "lookup tables", "predicted", "clock", "latency in cycles"]
+    head = ["circuit", "FPGA", "lookup tables", "predicted", "clock", "latency in cycles", "energy"]
     source = f"<p>Energy: {escape(report.energy_source or '')}</p>"
-    return f"<h2>Circuits</h2>{table(head, rows, {2, 3, 5})}{source}"
+    return f"<h2>Circuits</h2>{table(head, rows, {2, 3, 5, 6})}{source}"

@@ -77,13 +77,20 @@ def _of_circuits(report: dict[str, Any]) -> list[tuple[str, str]]:
                 one["style"],
                 f"{one['device']}: {one['lookup_tables']:,} lookup tables (predicted "
                 f"{one['predicted']:,}), {_clock(one)}, "
-                f"{report['latency_cycles'][one['style']]:,} cycles",
+                f"{one['latency_cycles']:,} cycles, {one['energy_j']:.2g} J an inference",
             )
             for one in report["cells"]
         ),
     ]
-    if report["energy_j"] is not None:
-        found.append(("energy", f"{report['energy_j']:.2g} J an inference, estimated"))
+    if report["cells"]:
+        least = min(report["cells"], key=lambda one: float(one["energy_j"]))
+        found.append(
+            (
+                "least energy",
+                f"{least['energy_j']:.2g} J an inference, estimated, by the {least['style']} "
+                f"circuit on {least['device']}",
+            )
+        )
     return found
 
 

@@ -141,11 +141,12 @@ def _readme(
     )
     rows = [
         f"| {one.style} | {one.device or one.family} | {one.lookup_tables or 0:,} | "
-        f"{one.predicted or 0:,} | {one.fmax_mhz or '–'} | "
-        f"{report.latency_cycles[one.style]:,} |"
+        f"{one.predicted or 0:,} | {one.fmax_mhz or '–'} | {one.latency_cycles or 0:,} | "
+        f"{one.energy_j or 0:.2g} |"
         for one in report.cells
     ]
-    energy = f"{report.energy_j:.2g} J" if report.energy_j is not None else "not known"
+    least = report.least_energy()
+    by = f"{least.energy_j:.2g} J by the {least.named}" if least else "not known"
     parts = [
         "# A model as a circuit",
         f"Made by trainwright from the run {report.run}. {report.metric} "
@@ -155,12 +156,13 @@ def _readme(
         "The circuit takes whole numbers. " + host,
         "\n".join(
             [
-                "| circuit | FPGA | lookup tables | predicted | clock (MHz) | latency (cycles) |",
-                "|---|---|---|---|---|---|",
+                "| circuit | FPGA | lookup tables | predicted | clock (MHz) | latency (cycles) | "
+                "energy (J) |",
+                "|---|---|---|---|---|---|---|",
                 *rows,
             ]
         ),
-        f"Energy of one inference: {energy} ({report.energy_source}).",
+        f"Least energy of one inference: {by} ({report.energy_source}).",
         *(_ports(one, model.low < 0) for one in circuits),
         _SIMULATE.strip().format(style=style, files=" ".join([*core, f"{style}_bench.v"])),
         _SYNTHESISE.strip().format(files=" ".join([*core, f"{style}_harness.v"])),

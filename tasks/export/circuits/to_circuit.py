@@ -225,8 +225,6 @@ def _with_cells(
 
     cells: list[CircuitCells] = []
     clocks: dict[str, float] = {}
-    energies: dict[tuple[CircuitStyle, str], float] = {}
-    notes = list(report.notes)
     timeout_s = options.limits.timeout_s
     for style, circuit in circuits.items():
         (folder / f"{style}_harness.v").write_text(_harness(circuit))
@@ -257,23 +255,21 @@ def _with_cells(
                     lookup_tables=made.luts,
                     cells=dict(made.kinds),
                     fmax_mhz=made.fmax_mhz,
+                    latency_cycles=report.latency_cycles[style],
+                    energy_j=energy_j(circuits[style], made.luts),
                     note=made.note,
                 )
             )
-            if made.fmax_mhz is not None:
-                clocks[family] = max(made.fmax_mhz, clocks.get(family, 0.0))
-            energies[one] = energy_j(circuits[style], made.luts)
+            if made.fmax_mhz is not None and style == next(iter(circuits)):
+                clocks[family] = made.fmax_mhz
         versions = synthesize.tool_versions(Path(name), timeout_s)
-    least = min(energies, key=lambda one: energies[one])
-    notes.append(f"energy: that of the {least[0]} circuit on {least[1]}")
     return _replaced(
         report,
         cells=cells,
         fmax_mhz=clocks,
-        energy_j=energies[least],
+        energy_j=min(one.energy_j for one in cells if one.energy_j is not None),
         energy_source=SOURCE,
         tools=versions,
-        notes=notes,
     )
 
 

@@ -85,7 +85,14 @@ class CircuitCells(Value):
     )
     cells: dict[str, int] = Field(description="cells by kind, such as LUT4")
     fmax_mhz: float | None = Field(default=None, description="clock after routing")
+    latency_cycles: int | None = Field(default=None, description="clocks of one inference")
+    energy_j: float | None = Field(default=None, description="of one inference, estimated")
     note: str | None = Field(default=None, description="why there is no clock")
+
+    @property
+    def named(self) -> str:
+        """As in `pipelined circuit on iCE40 UP5K`."""
+        return f"{self.style} circuit on {self.device or self.family}"
 
 
 class ExportReport(Artefact):
@@ -133,14 +140,26 @@ class ExportReport(Artefact):
     mismatches: int | None = Field(
         default=None, description="rtl: outputs that differ from the integer model"
     )
-    cells: list[CircuitCells] = Field(default_factory=list)
+    cells: list[CircuitCells] = Field(
+        default_factory=list, description="rtl: by circuit and FPGA family"
+    )
     fmax_mhz: dict[str, float] = Field(
-        default_factory=dict, description="rtl: of the faster circuit, by FPGA family"
+        default_factory=dict,
+        description="rtl: of the pipelined circuit, or the sequential one if there is no other, by "
+        "FPGA family",
     )
     latency_cycles: dict[str, int] = Field(default_factory=dict, description="rtl: by style")
-    energy_j: float | None = Field(default=None, description="rtl: of one inference, estimated")
+    energy_j: float | None = Field(
+        default=None,
+        description="rtl: of one inference by the circuit that takes least, estimated",
+    )
     energy_source: str | None = None
     phases_s: dict[str, float] = Field(
         default_factory=dict, description="rtl: seconds of each part of the work"
     )
     tools: dict[str, str] = Field(default_factory=dict, description="versions by name")
+
+    def least_energy(self) -> CircuitCells | None:
+        """The circuit that takes `energy_j`; None if no circuit's energy is known."""
+        known = [one for one in self.cells if one.energy_j is not None]
+        return min(known, key=lambda one: one.energy_j or 0.0, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainwright.tasks.cli.screens.export_table import export_facts, progress_line
+from trainwright.tasks.export.export_page import page
 from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
 
 
@@ -22,20 +23,40 @@ def test_a_circuit_has_lines_for_its_simulation_its_cells_and_its_clock() -> Non
         vectors=720,
         mismatches=0,
         cells=[
-            cells.model_copy(update={"lookup_tables": 4400, "predicted": 4300, "fmax_mhz": 26.5}),
             cells.model_copy(
-                update={"lookup_tables": 9000, "predicted": 8000, "note": "too large for it"}
+                update={
+                    "lookup_tables": 4400,
+                    "predicted": 4300,
+                    "fmax_mhz": 26.5,
+                    "latency_cycles": 7,
+                    "energy_j": 2.3e-10,
+                }
+            ),
+            cells.model_copy(
+                update={
+                    "style": "sequential",
+                    "lookup_tables": 9000,
+                    "predicted": 8000,
+                    "note": "too large for it",
+                    "latency_cycles": 900,
+                    "energy_j": 4.1e-9,
+                }
             ),
         ],
-        latency_cycles={"pipelined": 7},
+        latency_cycles={"pipelined": 7, "sequential": 900},
         energy_j=2.3e-10,
     )
     lines = [f"{name}: {value}" for name, value in export_facts(report.model_dump(), "out")]
     assert "simulated: 720 vectors, 0 mismatches" in lines
-    of_device = "pipelined: iCE40 UP5K: "
-    assert f"{of_device}4,400 lookup tables (predicted 4,300), 26.5 MHz, 7 cycles" in lines
-    assert f"{of_device}9,000 lookup tables (predicted 8,000), too large for it, 7 cycles" in lines
-    assert "energy: 2.3e-10 J an inference, estimated" in lines
+    line = "pipelined: iCE40 UP5K: 4,400 lookup tables (predicted 4,300), 26.5 MHz, 7 cycles"
+    assert f"{line}, 2.3e-10 J an inference" in lines
+    line = "sequential: iCE40 UP5K: 9,000 lookup tables (predicted 8,000), too large for it, 900"
+    assert f"{line} cycles, 4.1e-09 J an inference" in lines
+    by = "by the pipelined circuit on iCE40 UP5K"
+    assert f"least energy: 2.3e-10 J an inference, estimated, {by}" in lines
+    shown = page(report, "")
+    assert f"one inference {by}, estimated" in shown
+    assert "4.1e-09 J" in shown
     assert lines[-3:-1] == ["note: bits: input 4", "note: no sequential circuit"]
 
 

@@ -38,9 +38,15 @@ def test_a_small_net_becomes_circuits_that_are_right(tmp_path: Path) -> None:
     assert set(made) == {(s, f) for s in ("pipelined", "sequential") for f in ("ice40", "ecp5")}
     assert all(one.lookup_tables and one.fmax_mhz for one in made.values())
     assert report.latency_cycles["pipelined"] < report.latency_cycles["sequential"]
-    assert report.energy_j is not None
+    least = report.least_energy()
+    assert least is not None
+    assert least.energy_j == report.energy_j
+    for (style, family), one in made.items():
+        assert one.latency_cycles == report.latency_cycles[style]
+        assert style == "sequential" or one.fmax_mhz == report.fmax_mhz[family]
     assert set(report.files) == {path.name for path in out.iterdir()}
     readme = (out / "README.md").read_text()
+    assert f"inference: {least.energy_j:.2g} J by the {least.named}" in readme
     for said in ("at `model_inp` 4 inputs of", "at `model_out` 3 outputs of", "`input_value` ("):
         assert said in readme
     found = programs(readme)
