@@ -7,11 +7,13 @@ Debian 12 is too old for the Verilog of da4ml.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -123,7 +125,8 @@ def simulate(files: Sequence[Path], folder: Path, timeout_s: float) -> list[Simu
     icarus = require_simulator()
     names = [str(path.absolute()) for path in files]
     program = str((folder / "bench.vvp").absolute())
-    run_tool([icarus, "-g2012", "-s", BENCH, "-o", program, *names], folder, timeout_s)
+    compiles = [icarus, "-g2012", "-s", BENCH, "-o", program, *names]
+    run_tool(compiles, folder, timeout_s, own_group=True)
     said = run_tool(["vvp", "-n", program], folder, timeout_s)
     Path(program).unlink()
     version = run_tool(["vvp", "-V"], folder, timeout_s).split("version", 1)[-1].split()[0]
@@ -172,6 +175,7 @@ def _verilated(root: Path, names: Sequence[str], folder: Path, timeout_s: float)
             folder,
             timeout_s,
             variables,
+            own_group=True,
         )
         said = run_tool([str(built / f"V{BENCH}")], folder, timeout_s)
     finally:
@@ -184,29 +188,43 @@ def run_tool(
     folder: Path,
     timeout_s: float,
     variables: Mapping[str, str] | None = None,
+    *,
+    own_group: bool = False,
 ) -> str:
-    """What a program prints. Raises TrainwrightError if it fails or is late."""
+    """What a program prints. Raises TrainwrightError if it fails or is late.
+
+    `own_group`: for a program that starts others, all of which end with this call. Only for the
+    main thread: Ctrl-C reaches the group through the KeyboardInterrupt that is raised there.
+    """
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment |= dict(variables or {})
-    try:
-        done = subprocess.run(
-            list(command),
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TrainwrightError(
-            f"export: {Path(command[0]).name} did not end within {timeout_s:g} s; "
-            "TRAINWRIGHT_EXPORT_TIMEOUT_S raises the limit"
-        ) from error
-    said = done.stdout.decode(errors="replace")
-    if done.returncode != 0:
-        raise TrainwrightError(f"export: {Path(command[0]).name} failed: {_last(said)}")
+    name = Path(command[0]).name
+    with subprocess.Popen(
+        list(command),
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0 if own_group else None,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):  # all of them have ended
+                if own_group:
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TrainwrightError(
+                    f"export: {name} did not end within {timeout_s:g} s; "
+                    "TRAINWRIGHT_EXPORT_TIMEOUT_S raises the limit"
+                ) from error
+            raise
+    said = printed.decode(errors="replace")
+    if process.returncode != 0:
+        raise TrainwrightError(f"export: {name} failed: {_last(said)}")
     return said
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +98,41 @@ def test_a_tool_that_fails_or_is_late_is_one_line(tmp_path: Path) -> None:
         TrainwrightError, match=r"sleep did not end within 0\.1 s; TRAINWRIGHT_EXPORT_T"
     ):
         run_tool(["sleep", "60"], tmp_path, 0.1)
+
+
+STARTS_ANOTHER = ["sh", "-c", "sleep 300 & echo $! > started; mv started pid; wait"]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended may not have been waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid: int) -> bool:
+    until = time.monotonic() + 60
+    while runs(pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not runs(pid)
+
+
+def test_a_late_tool_leaves_no_process_that_it_started(tmp_path: Path) -> None:
+    with pytest.raises(TrainwrightError, match="sh did not end within 3 s"):
+        run_tool(STARTS_ANOTHER, tmp_path, 3, own_group=True)
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_an_interrupted_tool_leaves_no_process_that_it_started(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_tool(STARTS_ANOTHER, tmp_path, 60, own_group=True)
+    thread.join()
+    assert ends(int((tmp_path / "pid").read_text()))
