@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import importlib.util
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, RunHeld, ServiceUnreachable
+from trainwright.tasks.errors import BadInput, RunHeld, ServiceUnreachable, TrainwrightError
 from trainwright.tasks.export.export_page import page, picture
 from trainwright.tasks.export.exportable import CIRCUIT_TOLERANCE, Exportable, ExportOptions
 from trainwright.tasks.export.open_model import open_model
@@ -30,6 +32,7 @@ from trainwright.tasks.spec.export_spec import ExportKind
 from trainwright.tasks.store import seal_folder
 
 Exporter = Callable[[Exportable, Path, ExportOptions], ExportReport]
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROOM = "trainwright.tasks.export"
 KINDS: dict[ExportKind, str] = {
     "onnx": f"{_ROOM}.onnx_models.onnx_kind:to_onnx",
@@ -98,7 +101,9 @@ def export_run(
             raise RunHeld(f"{run.uri}: another process began to export it to {chosen}")
         _store(run, chosen, folder)
         if out is not None:
-            _copy(folder, out)
+            where = f"{EXPORT_FOLDER}{chosen}"
+            (folder / Manifest.FILE).write_bytes(run.objects.get(f"{where}/{Manifest.FILE}"))
+            _copy(folder, out, f"{run.uri}/{where}")
     return report
 
 
@@ -176,10 +181,25 @@ def _require_empty(out: Path) -> None:
         raise BadInput(f"--out: {out} can't be written (there is no folder {out.parent})")
 
 
-def _copy(folder: Path, out: Path) -> None:
-    import shutil
+def _copy(folder: Path, out: Path, stored: str) -> None:
+    """Copy all files into a folder that is empty or not there, or none. Raises TrainwrightError.
 
+    The files are written to a folder of their own first, and then get their place by renaming.
+    """
+    there = out.is_dir()
     try:
-        shutil.copytree(folder, out, dirs_exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".part-", dir=out if there else out.parent, ignore_cleanup_errors=True
+        ) as name:
+            (part := Path(name) / "copy").mkdir()
+            for path in folder.iterdir():
+                shutil.copyfile(path, part / path.name)
+            if not there:
+                part.rename(out)
+            for path in part.iterdir() if there else ():
+                path.rename(out / path.name)
     except OSError as error:
-        raise BadInput(f"--out: {out} can't be written ({error.strerror or error})") from None
+        kind = TrainwrightError if error.errno in _DISK_FULL else BadInput
+        raise kind(
+            f"--out: {out} can't be written ({error.strerror or error}); the export is in {stored}"
+        ) from None

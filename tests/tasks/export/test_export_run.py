@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -26,7 +29,13 @@ from table_run import BRANCHES, MODEL, RARE, ROWS, table_run
 
 from trainwright.tasks import progress
 from trainwright.tasks.data import dataset
-from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, ServiceUnreachable
+from trainwright.tasks.errors import (
+    BadInput,
+    CorruptArtefact,
+    RunHeld,
+    ServiceUnreachable,
+    TrainwrightError,
+)
 from trainwright.tasks.export.export_run import export_run
 from trainwright.tasks.inference import predict
 from trainwright.tasks.leases.ledger import Holder, Ledger
@@ -61,8 +70,10 @@ def model(out: Path) -> onnxruntime.InferenceSession:
 
 
 def test_an_export_is_a_sealed_folder_of_the_run_which_stays_sealed(run: Run, out: Path) -> None:
-    assert {path.name for path in out.iterdir()} == FILES
-    manifest = json.loads(run.objects.get("export/onnx/manifest.json"))
+    assert {path.name for path in out.iterdir()} == FILES | {"manifest.json"}
+    sealed = run.objects.get("export/onnx/manifest.json")
+    assert (out / "manifest.json").read_bytes() == sealed
+    manifest = json.loads(sealed)
     for name in FILES:
         stored = run.objects.get(f"export/onnx/{name}")
         assert stored == (out / name).read_bytes()
@@ -337,6 +348,37 @@ def test_a_folder_that_is_not_empty_is_refused(run: Run, tmp_path: Path) -> None
         export_run(run, "onnx", out=tmp_path / "mine.txt")
     with pytest.raises(BadInput, match=r"--out: .*there is no folder"):
         export_run(run, "onnx", out=tmp_path / "nowhere" / "else")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_disk_that_is_full_is_one_line_and_no_part_of_a_copy(
+    run: Run, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, copied = tmp_path / "out", list[str]()
+    if there:
+        out.mkdir()
+    copy = shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        if len(copied) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        copy(source, target)
+        copied.append(target.name)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    line = (
+        rf"^--out: {out} can't be written .No space left on device.; the export is in file:.*onnx$"
+    )
+    with pytest.raises(TrainwrightError, match=line) as raised:
+        export_run(run, "onnx", out=out)
+    assert raised.value.exit_code == 1
+    assert [*tmp_path.iterdir()] == [out] * there
+    assert not there or [*out.iterdir()] == []
+
+
+def test_a_folder_that_is_there_and_empty_gets_the_copy(run: Run, tmp_path: Path) -> None:
+    export_run(run, "onnx", out=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES | {"manifest.json"}
 
 
 def test_an_unknown_kind_is_refused(run: Run) -> None:
