@@ -6,6 +6,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.analyze.exports_section import exports_section
 from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended
 from trainwright.tasks.html_page import STYLE, html_page, table, tiles
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
@@ -64,6 +65,7 @@ def page(
         recommended(recommendation),
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
+        exports_section(run),
         f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>",
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]

@@ -308,16 +308,18 @@ def show(
     chosen = resolve(run_id, Settings.from_environment(), store)
     if report is not None:
         from trainwright.estimator.named_file import write_named
+        from trainwright.tasks.analyze.exports_section import with_exports
         from trainwright.tasks.analyze.report import is_report
         from trainwright.tasks.cli.output import check_output
 
         check_output(report, "--report", "run's report", is_report)
         try:
-            write_named(report, chosen.objects.get("report/report.html"), "--report")
+            content = chosen.objects.get("report/report.html")
         except FileNotFoundError:
             raise BadInput(
                 f"{chosen.uri}: has no report yet; `trainwright analyze RUN` writes one"
             ) from None
+        write_named(report, with_exports(content, chosen), "--report")
         console.err.print(f"saved to {report}")
     document = summary(chosen)
     print_json(document) if as_json else console.show_run(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from urllib.parse import quote
 
 from trainwright.tasks.export.readme import takes_single_columns
 from trainwright.tasks.html_page import html_page, table, tiles
@@ -25,10 +26,21 @@ def page(report: ExportReport, drawing: str) -> str:
         if of_circuit
         else f"<h2>Inputs and outputs</h2>{_values(report)}{_nodes(report)}",
         f"<p>{escape('; '.join(report.notes))}</p>" if report.notes else "",
-        f"<h2>Files</h2><p>{escape(', '.join(report.files))}</p>",
-        "<p>" + escape(", ".join(f"{k} {v}" for k, v in report.tools.items())) + "</p>",
+        f"<h2>Files</h2><p>{', '.join(map(_link, report.files))}</p>",
+        f"<p>{escape(', '.join(_tools(report)))}</p>",
     ]
     return html_page(f"{report.kind} of {report.run}", "".join(sections))
+
+
+def _link(file: str) -> str:
+    """A link to a file beside the page."""
+    return f'<a href="{quote(file)}">{escape(file)}</a>'
+
+
+def _tools(report: ExportReport) -> list[str]:
+    """The versions of the tools, and of the operators in an ONNX file."""
+    opset = [] if report.opset is None else [f"ONNX opset {report.opset}"]
+    return [*opset, *(f"{name} {version}" for name, version in report.tools.items())]
 
 
 def _figures(report: ExportReport) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from trainwright.tasks import progress
 from trainwright.tasks.cli.screens.quantities import money
+from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
 from trainwright.tasks.units import amount, interval, plain, seconds, size
 
 if TYPE_CHECKING:
@@ -230,7 +231,8 @@ def show_run(document: dict[str, Any]) -> None:
         )
     for one in document["exports"]:
         value = one["metrics"]["exported"]
-        lines.append((f"exported as {one['kind']}", f"{one['metric']} {value:.4f}"))
+        where = f"{document['run']}/{EXPORT_FOLDER}{one['kind']}"
+        lines.append((f"exported as {one['kind']}", f"{one['metric']} {value:.4f}, {where}"))
     facts(document["job"], lines)
     predicted, measured = document["predicted"], document["measured"] or {}
     if predicted:

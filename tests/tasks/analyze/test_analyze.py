@@ -14,8 +14,16 @@ import cloudpickle
 import doors
 import pandas as pd
 import pytest
-from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
+from finished_run import (
+    begin_run,
+    finished_training,
+    local_path,
+    write_export,
+    write_metrics,
+    write_outcome,
+)
 from recommended_model import recommendation
+from typer.testing import CliRunner
 
 from trainwright.estimator.curves import Affine, Interval
 from trainwright.tasks.analyze import history as step
@@ -26,6 +34,7 @@ from trainwright.tasks.analyze.history import (
     predicted_and_measured,
     with_devices,
 )
+from trainwright.tasks.cli.main import app
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.report_figures import Report
@@ -268,6 +277,36 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16", suite):
         assert shown in page.text, shown
     assert f"{report.devices[0]['samples']:,}" in page.text
+
+
+def test_exports_are_on_the_page_with_a_link_also_if_they_were_made_later(
+    store: str, tmp_path: Path
+) -> None:
+    run = finished_training(store)
+    save_model(run)
+    seal(run)
+    analyze(run, store)
+    before = run.objects.get("report/report.html")
+    assert "Exports" not in _page(run).text
+    write_export(run)
+    saved = tmp_path / "saved.html"
+    done = CliRunner().invoke(app, ["show", run.uri, "--report", str(saved)])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"exported as onnx +accuracy 0\.9500", done.output)
+    assert f"{run.uri}/export/onnx" in "".join(done.output.split())
+    assert run.objects.get("report/report.html") == before
+    analyze(run, store)
+    for page in (_Page(saved.read_text()), _page(run)):
+        assert page.loads == [f"{run.uri}/export/onnx/report.html"]
+        assert "Exportskindmetrictrainedexportedsizepageonnxaccuracy0.95000.9500" in page.text
+
+
+def test_a_damaged_export_is_said_on_the_page(store: str) -> None:
+    run = finished_training(store)
+    write_export(run)
+    run.objects.delete("export/onnx/report.json")
+    analyze(run, store)
+    assert "export/onnx/report.json: missing or damaged" in _page(run).text
 
 
 def test_names_by_users_are_text_on_the_page_and_never_markup(store: str) -> None:

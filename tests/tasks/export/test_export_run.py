@@ -144,7 +144,10 @@ def test_the_page_loads_nothing_and_shows_the_pipeline(out: Path) -> None:
     text = (out / "report.html").read_text()
     assert "<svg" in text
     assert "Gemm" in text
-    assert not re.search(r"(src|href)=", text)
+    assert "src=" not in text
+    assert set(re.findall(r'href="([^"]*)"', text)) == FILES
+    opsets = {one.domain: one.version for one in onnx.load(out / "model.onnx").opset_import}
+    assert f"ONNX opset {opsets['']}" in text
 
 
 def programs(folder: Path) -> list[Path]:
