@@ -16,6 +16,7 @@ from trainwright.tasks.errors import (
     BadInput,
     BusyMachine,
     Interrupted,
+    NotInstalled,
     RunHeld,
     ServiceUnreachable,
     TrainwrightError,
@@ -220,6 +221,8 @@ def airflow_errors() -> Iterator[None]:
     """Turns errors that a retry cannot fix into AirflowFailException; raises others unchanged."""
     try:
         yield
+    except NotInstalled as error:
+        raise AirflowFailException(f"{error.kind}: {error}") from error
     except (ServiceUnreachable, RunHeld, BusyMachine, Interrupted):
         raise
     except TrainwrightError as error:

@@ -18,8 +18,8 @@ class ExportOperator(StepOperator):
 
     | failure | what Airflow does |
     |---|---|
-    | a model that can't be exported, a damaged run | fails without a retry |
-    | a missing package, unreachable service, another process holds the run, killed | retries |
+    | a model that can't be exported, a damaged run, a missing package | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "export"

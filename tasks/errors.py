@@ -10,6 +10,7 @@ TrainwrightError              exit code
 ├── MustWait              1   the run waits in the queue for devices (operators defer on it)
 ├── Infeasible            3   no plan meets the limits: names them, and the nearest that can be met
 ├── ServiceUnreachable    4   a service does not answer: names it, its address, how to start it
+│   └── NotInstalled      4   a package or program is missing: names it, and how to install it
 ├── Unauthorized          1   the request has no valid token
 ├── Forbidden             1   the token is valid, but does not allow the request
 └── Interrupted         130   stopped by a person or a signal
@@ -69,6 +70,12 @@ class ServiceUnreachable(TrainwrightError):
     exit_code = 4
 
 
+class NotInstalled(ServiceUnreachable):
+    """A required package or program is not installed on this machine. A retry can't help."""
+
+    kind = "not_installed"
+
+
 class Unauthorized(TrainwrightError):
     """The request has no valid token."""
 
@@ -101,6 +108,7 @@ _KINDS: dict[str, type[TrainwrightError]] = {
         MustWait,
         Infeasible,
         ServiceUnreachable,
+        NotInstalled,
         Unauthorized,
         Forbidden,
         Interrupted,
@@ -125,6 +133,7 @@ __all__ = [
     "Infeasible",
     "Interrupted",
     "MustWait",
+    "NotInstalled",
     "RunHeld",
     "ServiceUnreachable",
     "TrainingFailed",

@@ -23,9 +23,7 @@ def export(
         float | None,
         typer.Option(
             "--tolerance",
-            min=0.0,
-            max=1.0,
-            help="how much worse the metric may be; default: the job's, else by kind",
+            help="how much worse the metric may be, below 1; default: the job's, else by kind",
         ),
     ] = None,
     fine_tune: Annotated[

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, RunHeld, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import BadInput, NotInstalled, RunHeld, TrainwrightError
 from trainwright.tasks.export.export_page import page, picture
 from trainwright.tasks.export.exportable import CIRCUIT_TOLERANCE, Exportable, ExportOptions
 from trainwright.tasks.export.open_model import open_model
@@ -28,7 +28,8 @@ from trainwright.tasks.runs.artefacts.export_report import (
 )
 from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.spec.export_spec import ExportKind
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.export_spec import ExportKind, ExportSpec
 from trainwright.tasks.store import seal_folder
 
 Exporter = Callable[[Exportable, Path, ExportOptions], ExportReport]
@@ -49,13 +50,13 @@ _NEEDS: dict[ExportKind, tuple[str, ...]] = {
 
 
 def checked_kind(name: str) -> ExportKind:
-    """A kind of export whose packages are installed. Raises BadInput, ServiceUnreachable."""
+    """A kind of export whose packages are installed. Raises BadInput, NotInstalled."""
     for kind, needed in _NEEDS.items():
         if kind != name:
             continue
         missing = [one for one in needed if importlib.util.find_spec(one) is None]
         if missing:
-            raise ServiceUnreachable(
+            raise NotInstalled(
                 f"export: {kind} needs the packages {', '.join(missing)}; "
                 "`pip install 'trainwright[export]'` installs them"
             )
@@ -76,7 +77,7 @@ def export_run(
     `tolerance`: how much worse the metric may be; `fine_tune`: whether onnx-int8 trains again if it
     is; default: the job's. Raises BadInput for an unfinished run, a model that can't be exported or
     a folder that is not empty, CorruptArtefact for a damaged run, RunHeld while another process
-    exports the run to this kind, ServiceUnreachable without the packages that the kind needs.
+    exports the run to this kind, NotInstalled without the packages that the kind needs.
     """
     chosen = checked_kind(kind)
     if out is not None:
@@ -85,6 +86,8 @@ def export_run(
         raise BadInput(
             f"--fine-tune: got --to {chosen}; allowed with --to onnx-int8 (rtl always trains again)"
         )
+    if tolerance is not None:
+        validated(ExportSpec, {"tolerance": tolerance}, "export")
     options = _options(run, chosen, tolerance, fine_tune)
     with (
         _alone(run, chosen) as lease,

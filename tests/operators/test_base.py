@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,15 @@ from finished_run import finished_training, sealed_run
 
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Structure
-from trainwright.operators import AnalyzeOperator, ExtractOperator, TrainOperator
+from trainwright.operators import (
+    AnalyzeOperator,
+    ExportOperator,
+    ExtractOperator,
+    TrainOperator,
+)
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import list_runs
@@ -99,3 +106,18 @@ def test_a_successful_run_can_be_analysed_again_while_its_job_trains(
         )
     assert run.objects.get(Status.FILE) == before
     assert [(one.resource, one.holder) for one in ledger.held()] == [(run.hold, "who trains now")]
+
+
+def test_an_export_without_its_packages_fails_without_a_retry(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sealed_run((tmp_path / "store").as_uri(), 1, 0.9)
+    job = run.job().model_dump(mode="json", exclude={"schema_version"})
+    run.write(RunJob.model_validate({**job, "export": ["onnx"]}))
+    run.note(state="success", step=None)
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else there(name)
+    )
+    with pytest.raises(AirflowFailException, match=r"^not_installed: .*packages onnxruntime; `pip"):
+        ExportOperator(task_id="export", run=run.uri).execute(context("r1"))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np  # noqa: TID253 - only what exports imports this module, in functions
 
-from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import NotInstalled, TrainwrightError
 from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
 from trainwright.tasks.export.circuits.sequential import SequentialCircuit
 
@@ -107,10 +107,10 @@ def _packed(row: Array, bits: int) -> int:
 
 
 def require_simulator() -> str:
-    """The path of Icarus Verilog. Raises ServiceUnreachable if it is not installed."""
+    """The path of Icarus Verilog. Raises NotInstalled if it is not installed."""
     icarus = shutil.which("iverilog")
     if icarus is None or shutil.which("vvp") is None:
-        raise ServiceUnreachable(
+        raise NotInstalled(
             "export: Icarus Verilog (iverilog), which proves a circuit right, is not installed; "
             "`apt-get install iverilog` or `make setup-system` installs it"
         )
@@ -120,7 +120,7 @@ def require_simulator() -> str:
 def simulate(files: Sequence[Path], folder: Path, timeout_s: float) -> list[Simulated]:
     """The bench in `folder` with every simulator that is installed, Icarus first.
 
-    Raises ServiceUnreachable without Icarus, TrainwrightError if a simulator fails or is late.
+    Raises NotInstalled without Icarus, TrainwrightError if a simulator fails or is late.
     """
     icarus = require_simulator()
     names = [str(path.absolute()) for path in files]

@@ -50,7 +50,7 @@ def to_circuit(model: Exportable, folder: Path, options: ExportOptions) -> Expor
 
     Raises BadInput for a model that no circuit can hold, whose metric falls too far or whose code
     spoils what is read of it,
-    ServiceUnreachable without Icarus Verilog, TrainwrightError if an output differs.
+    NotInstalled without Icarus Verilog, TrainwrightError if an output differs.
     """
     from trainwright.tasks.export.circuits import circuit_page
     from trainwright.tasks.export.circuits.simulate import require_simulator

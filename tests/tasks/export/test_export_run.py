@@ -32,8 +32,8 @@ from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import (
     BadInput,
     CorruptArtefact,
+    NotInstalled,
     RunHeld,
-    ServiceUnreachable,
     TrainwrightError,
 )
 from trainwright.tasks.export.export_run import export_run
@@ -389,6 +389,12 @@ def test_an_unknown_kind_is_refused(run: Run) -> None:
         export_run(run, "tflite")
 
 
+@pytest.mark.parametrize("tolerance", [1.0, -0.1, float("nan")])
+def test_a_tolerance_that_no_job_may_have_is_refused(run: Run, tolerance: float) -> None:
+    with pytest.raises(BadInput, match=rf"export: tolerance: got {tolerance}; allowed: "):
+        export_run(run, "onnx-int8", tolerance=tolerance)
+
+
 @pytest.mark.parametrize(
     ("kind", "package"), [("onnx", "onnxruntime"), ("onnx-int8", "onnxscript"), ("rtl", "da4ml")]
 )
@@ -399,7 +405,7 @@ def test_without_the_packages_the_error_says_how_to_install_them(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == package else there(name)
     )
-    with pytest.raises(ServiceUnreachable, match=rf"{package}; `pip install .trainwright\[expor"):
+    with pytest.raises(NotInstalled, match=rf"{package}; `pip install .trainwright\[expor"):
         export_run(run, kind)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import NotInstalled, TrainwrightError
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
 from trainwright.tasks.export.circuits.pipelined import write_pipelined
 from trainwright.tasks.export.circuits.sequential import write_sequential
@@ -87,7 +87,7 @@ def test_without_a_simulator_the_error_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ServiceUnreachable, match="make setup-system"):
+    with pytest.raises(NotInstalled, match="make setup-system"):
         require_simulator()
 
 
