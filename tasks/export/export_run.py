@@ -49,6 +49,13 @@ _NEEDS: dict[ExportKind, tuple[str, ...]] = {
 """The packages that each kind needs."""
 
 
+_CHOICE = (
+    "the validation rows of these figures are also those by which layers in float, the epoch of a "
+    "fine-tuning and bit widths are chosen, so new rows may give slightly worse ones"
+)
+"""The note on kinds that choose among several models."""
+
+
 def checked_kind(name: str) -> ExportKind:
     """A kind of export whose packages are installed. Raises BadInput, NotInstalled."""
     for kind, needed in _NEEDS.items():
@@ -151,6 +158,8 @@ def _completed(made: ExportReport, model: Exportable, folder: Path) -> ExportRep
     """Add README, page and report to an export's files."""
     if made.kind != "rtl":  # a circuit has a README of its own
         write_readme(made, model, folder)
+    if made.kind != "onnx":
+        made = made.model_copy(update={"notes": [*made.notes, _CHOICE]})
     names = sorted({*(one.name for one in folder.iterdir()), EXPORT_PAGE, ExportReport.FILE})
     report = made.model_copy(update={"files": names})
     drawing = folder / EXPORT_DRAWING

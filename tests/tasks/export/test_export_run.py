@@ -257,6 +257,10 @@ def test_int8_takes_the_same_rows_and_stays_within_the_tolerance(
     before = ExportReport.model_validate_json((out / "report.json").read_text())
     assert (report.kind, report.tolerance) == ("onnx-int8", 0.02)
     assert report.inputs == before.inputs
+    choice = "the validation rows of these figures are also those by which layers in float"
+    assert report.notes[-1].startswith(choice)
+    assert choice in (tmp_path / "int8" / "report.html").read_text()
+    assert not any(choice in one for one in before.notes)
     assert report.metrics.exported >= before.metrics.exported - 0.02
     assert report.agreement >= 0.95
     assert report.operations["DequantizeLinear"] > 0

@@ -35,6 +35,7 @@ def test_a_finished_runs_model_becomes_a_sealed_folder_of_circuits(tmp_path: Pat
     page = (tmp_path / "out/report.html").read_text()
     assert "<svg" in page
     assert "lookup tables" in page
+    assert "the validation rows of these figures are also those by which" in page
 
 
 def test_a_module_that_no_circuit_can_have_is_named(tmp_path: Path) -> None:
