@@ -145,12 +145,14 @@ def remove_unused(cache: Path) -> None:
                 one.unlink()
 
 
-def require_free(folder: Path, size: int) -> None:
-    """Raise TrainwrightError if the disk of a folder has no room for so many bytes."""
+def require_free(folder: Path, size: int, setting: str = "TRAINWRIGHT_HOME") -> None:
+    """Raise TrainwrightError if the disk of a folder has no room for so many bytes.
+
+    `setting`: the variable that says where the folder is.
+    """
     if (free := shutil.disk_usage(folder).free) < size:
         raise TrainwrightError(
-            f"TRAINWRIGHT_HOME: the data needs {units.size(size)} in {folder}; "
-            f"{units.size(free)} are free"
+            f"{setting}: the data needs {units.size(size)} in {folder}; {units.size(free)} are free"
         )
 
 

@@ -98,12 +98,13 @@ def export_run(
     options = _options(run, chosen, tolerance, fine_tune)
     with (
         _alone(run, chosen) as lease,
-        tempfile.TemporaryDirectory(prefix="trainwright-export-") as name,
+        _work_folder() as work,
     ):
+        _require_writable(run, chosen)
         progress.emit("export", kind=chosen, doing="reads the run's model and rows")
-        (inner := Path(name) / "model").mkdir()
+        (inner := work / "model").mkdir()
         model = open_model(run, inner)
-        (folder := Path(name) / "made").mkdir()
+        (folder := work / "made").mkdir()
         progress.emit("export", kind=chosen, doing="converts and compares")
         made = _kind(chosen)(model, folder, options)
         report = _completed(made, model, folder)
@@ -134,6 +135,21 @@ def _alone(run: Run, kind: ExportKind) -> Iterator[Heartbeat]:
             yield lease
     finally:
         ledger.release(run.uri, [resource], token=token)
+
+
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    """A temporary folder, removed at the end. Raises TrainwrightError if its disk is full."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="trainwright-export-") as name:
+            yield Path(name)
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise TrainwrightError(
+            f"TMPDIR: {error.filename or tempfile.gettempdir()}: can't be written "
+            f"({error.strerror}); free space there, or set TMPDIR to another folder"
+        ) from error
 
 
 def _options(
@@ -167,6 +183,13 @@ def _completed(made: ExportReport, model: Exportable, folder: Path) -> ExportRep
     (folder / EXPORT_PAGE).write_text(page(report, drawn))
     (folder / ExportReport.FILE).write_text(report.model_dump_json(indent=1))
     return report
+
+
+def _require_writable(run: Run, kind: str) -> None:
+    """Write and delete an empty object where the export will be. Raises ServiceUnreachable."""
+    key = f"{EXPORT_FOLDER}{kind}/writable"
+    run.objects.put(key, b"")
+    run.objects.delete(key)
 
 
 def _store(run: Run, kind: str, folder: Path) -> None:

@@ -80,7 +80,7 @@ def _written(
         found = {**{files[name]: inputs[name] for name in files}, targets: wanted}
         if not arrays:
             row_bytes = sum(one.nbytes for one in found.values()) // len(wanted)
-            require_free(folder, row_bytes * len(rows))
+            require_free(folder, row_bytes * len(rows), "TMPDIR")
         for path, one in found.items():
             if path not in arrays:
                 shape = (len(rows), *one.shape[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import tempfile
@@ -86,8 +87,8 @@ class FolderStore:
             if name:
                 Path(name).unlink(missing_ok=True)
             raise ServiceUnreachable(
-                f"store {self.uri}: can't be written ({error.strerror}); "
-                "free space there, or set TRAINWRIGHT_STORE",
+                f"store {self.uri}: can't be written ({error.strerror}); {_remedy(error)}, or set "
+                "TRAINWRIGHT_STORE",
                 service="store",
                 address=self.uri,
             ) from error
@@ -118,6 +119,11 @@ class FolderStore:
         base = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         if base.is_dir():
             yield from sorted(path.name for path in base.iterdir() if path.is_dir())
+
+
+def _remedy(error: OSError) -> str:
+    denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return f"let the user {os.geteuid()} write there" if denied else "free space there"
 
 
 @contextlib.contextmanager

@@ -383,6 +383,26 @@ def test_a_disk_that_is_full_is_one_line_and_no_part_of_a_copy(
     assert not there or [*out.iterdir()] == []
 
 
+def test_a_full_temporary_folder_is_named_by_its_own_setting(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as there:
+        there.setattr(Path, "write_bytes", full)
+        with pytest.raises(TrainwrightError, match=r"^TMPDIR: .*No space left.*set TMPDIR"):
+            export_run(run, "onnx")
+    usage = shutil.disk_usage
+    monkeypatch.setattr(
+        shutil,
+        "disk_usage",
+        lambda path: usage(path)._replace(free=0 if "-export-" in str(path) else 2**40),
+    )
+    with pytest.raises(TrainwrightError, match=r"^TMPDIR: the data needs .* 0 B are free"):
+        export_run(run, "onnx")
+
+
 def test_a_folder_that_is_there_and_empty_gets_the_copy(run: Run, tmp_path: Path) -> None:
     export_run(run, "onnx", out=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES | {"manifest.json"}
