@@ -24,6 +24,7 @@ ROWS = "rows"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _EXAMPLE_ROWS = 3
 _REASON_CHARACTERS = 300
+_SENTENCE = re.compile(r"(.+?)(?<!e\.g)(?<!i\.e)[.!?](?=\s|$)")
 
 
 class PlainModel(torch.nn.Module):
@@ -83,10 +84,16 @@ def _exported(model: PlainModel, args: Any, dynamic: Any) -> torch.export.Export
 
 
 def _reason(error: Exception) -> str:
-    """An error's first lines and the line of code that it names, as one line."""
+    """An error's first sentence and the line of code that it names, as one line.
+
+    After that sentence torch says how to debug torch.
+    """
     text = str(error)
     code = re.search(r'File "[^"]*?([^"/]+)", line (\d+), in \w+\n\s+(.+)', text)
-    first = " ".join(text.split("\n\n")[0].split())[:_REASON_CHARACTERS]
+    first = " ".join(text.split("\n\n")[0].split())
+    if sentence := _SENTENCE.match(first):
+        first = sentence[1]
+    first = first[:_REASON_CHARACTERS]
     return f"{first} ({code[1]}, line {code[2]}: {code[3].strip()})" if code else first
 
 

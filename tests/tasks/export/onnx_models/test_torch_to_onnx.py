@@ -21,6 +21,10 @@ class Calls(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.name == "svd":
             return torch.linalg.svd(x[:, None] * x[:, :, None])[1]
+        if self.name == "four rows":
+            return x.reshape(4, -1)
+        if self.name == "raises":
+            raise RuntimeError("no factor, e.g. 1.5, is known. Set TORCH_LOGS.\nMore")
         if self.name == "branch":
             return x if x.sum() > 0 else -x
         return x.kthvalue(2).values
@@ -43,7 +47,13 @@ def test_a_node_is_named_by_its_module_and_says_nothing_else_of_its_source() -> 
     [
         ("kthvalue", r"model: 1 \(Calls\) uses the operation aten\.kthvalue, which ONNX has no"),
         ("svd", r"model: 1 \(Calls\) uses the operation aten\._linalg_svd, which ONNX has no"),
-        ("branch", r"model: 1 \(Calls\) can't be exported: .*\(test_torch_to_onnx\.py, line "),
+        (
+            "branch",
+            r"model: 1 \(Calls\) can't be exported: [^.]* \(unhinted: [^.]*\) "
+            r"\(test_torch_to_onnx\.py, line \d+: return x if x\.sum\(\) > 0 else -x\); allowed: ",
+        ),
+        ("four rows", r"model: can't be exported: Constraints violated \(rows\); allowed: "),
+        ("raises", r"can't be exported: no factor, e\.g\. 1\.5, is known; allowed: "),
     ],
 )
 def test_what_onnx_lacks_is_named_with_its_module(name: str, says: str) -> None:
