@@ -26,8 +26,8 @@ def open_model(run: Run, folder: Path) -> Exportable:
     manifest = run.find(Manifest)
     if manifest is None:
         raise BadInput(
-            f"run: {run.uri} is not finished: it has no {Manifest.FILE}; allowed: a run whose "
-            "step `store` is done"
+            f"run: {run.uri} is not finished: it has no {Manifest.FILE}; `trainwright run JOB` "
+            "continues it and stores its model; allowed: a run whose step `store` is done"
         )
     signature = unpack_model(run, manifest.files, folder / "source")
     weights = folder / "model.safetensors"
