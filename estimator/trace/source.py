@@ -143,7 +143,10 @@ def load(folder: Path, entry: str) -> ModelDefinition:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        raise BadInput(f"model.source: {entry} can't be imported: {described(error)}") from error
+        says = f"model.source: {entry} can't be imported: {described(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            says += "; if that is a package, install it here, in trainwright's environment"
+        raise BadInput(says) from error
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise BadInput(

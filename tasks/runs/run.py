@@ -39,6 +39,7 @@ _URI = re.compile(
 
 
 _START_NEW = "; if the run is unfinished, --new starts a new run"
+_RESTORE = "; restore the file from a copy, or train again with `trainwright run JOB --new`"
 MOST_CHANGES = 3
 """How many differences between two jobs a message lists."""
 
@@ -75,7 +76,9 @@ class Run:
         try:
             return kind.model_validate_json(content, extra="ignore")  # a later version's fields
         except ValidationError as error:
-            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}{_START_NEW}") from error
+            sealed = kind is Manifest  # only a finished run has one
+            way_out = _RESTORE if sealed else _START_NEW
+            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}{way_out}") from error
 
     def find(self, kind: type[AnyArtefact]) -> AnyArtefact | None:
         """An artefact; None if it does not exist yet."""

@@ -31,7 +31,7 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
         _likeness(report),
     ]
     if size is not None:
-        found.append(("size", units.size(size["exported"])))
+        found.append(("size", _size(size["exported"], size["float"])))
     if times is not None:
         other = "torch" if report["kind"] == "onnx" else "float ONNX"
         found.append(
@@ -48,6 +48,13 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
     found += [("note", one) for one in report["notes"]]
     found.append(("folder", copy or f"{report['run']}/{EXPORT_FOLDER}{report['kind']}"))
     return found
+
+
+def _size(exported: int, other: int) -> str:
+    """The size of an exported model, and of the float one beside it if that is another."""
+    if exported == other:
+        return units.size(exported)
+    return f"{units.size(exported)}, float {units.size(other)} ({other / exported:.2f} × smaller)"
 
 
 def _likeness(report: dict[str, Any]) -> tuple[str, str]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from trainwright.tasks.cli.screens.export_table import export_facts, progress_line
 from trainwright.tasks.export.export_page import page
-from trainwright.tasks.runs.artefacts.export_report import CircuitCells, ExportReport, MetricPair
+from trainwright.tasks.runs.artefacts.export_report import (
+    CircuitCells,
+    ExportReport,
+    MetricPair,
+    SizePair,
+)
 
 
 def test_a_circuit_has_lines_for_its_simulation_its_cells_and_its_clock() -> None:
@@ -58,6 +65,25 @@ def test_a_circuit_has_lines_for_its_simulation_its_cells_and_its_clock() -> Non
     assert f"one inference {by}, estimated" in shown
     assert "4.1e-09 J" in shown
     assert lines[-3:-1] == ["note: bits: input 4", "note: no sequential circuit"]
+
+
+@pytest.mark.parametrize(
+    ("exported", "shown"), [(1024, "1 KiB, float 4 KiB (4.00 × smaller)"), (4096, "4 KiB")]
+)
+def test_an_int8_model_has_its_size_and_that_of_the_float_model(exported: int, shown: str) -> None:
+    report = ExportReport(
+        kind="onnx-int8",
+        run="file:///store/runs/net/1",
+        data_sha256="0" * 64,
+        files=[],
+        metric="f1",
+        metrics=MetricPair(trained=0.97, exported=0.96),
+        agreement=0.99,
+        max_error=0.1,
+        rows=360,
+        size_bytes=SizePair(float=4096, exported=exported),
+    )
+    assert ("size", shown) in export_facts(report.model_dump(), None)
 
 
 def test_a_tool_has_a_line_when_it_begins_and_when_it_ends() -> None:

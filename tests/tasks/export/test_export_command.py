@@ -49,7 +49,7 @@ def refused(run: Run, *program: str, **variables: str) -> str:
 
 def test_a_source_whose_package_is_missing(run: Run, tmp_path: Path) -> None:
     line = refused(with_source(run, tmp_path, f"import no_such_package\n{MODEL}"))
-    assert "No module named 'no_such_package'" in line
+    assert "No module named 'no_such_package'; if that is a package, install it here" in line
 
 
 def test_a_damaged_run(run: Run, tmp_path: Path) -> None:
@@ -57,6 +57,14 @@ def test_a_damaged_run(run: Run, tmp_path: Path) -> None:
     weights = local_path(copy, "model/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     assert "model/model.safetensors" in refused(copy)
+
+
+def test_a_manifest_that_is_damaged(run: Run, tmp_path: Path) -> None:
+    copy = with_source(run, tmp_path, MODEL)
+    copy.objects.put("manifest.json", b"{")
+    line = refused(copy)
+    assert "manifest.json: " in line
+    assert "restore the file from a copy, or train again with `trainwright run JOB --new`" in line
 
 
 def test_a_run_of_another_user(run: Run, tmp_path: Path) -> None:

@@ -304,7 +304,10 @@ def test_a_model_that_cannot_be_exported_is_refused_in_one_line(
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     unfinished = begin_run(f"file://{tmp_path}/store", "unfinished", 1)
-    with pytest.raises(BadInput, match=r"not finished: it has no manifest\.json; `trainwright run JOB` continues it"):
+    with pytest.raises(
+        BadInput,
+        match=r"not finished: it has no manifest\.json; `trainwright run JOB` continues it",
+    ):
         export_run(unfinished, "onnx")
 
 
