@@ -153,7 +153,8 @@ def _loaded(path: Path, styles: list[CircuitStyle], rows: int) -> IntegerModel:
 
 def _spoiled(error: ValueError) -> BadInput:
     return BadInput(
-        f"model: {error}; allowed: a model whose code leaves what reads its layers as it is"
+        f"model: {error}; allowed for --to rtl: layers whose weights and biases are of similar "
+        "size, and code that changes nothing of trainwright"
     )
 
 
