@@ -132,7 +132,8 @@ def _quantised(
     notes = [f"calibrated on {len(calibration):,} rows of the training part"]
     if epoch:
         notes.append(
-            f"trained again on these rows with rounded numbers, {epoch} of {EPOCHS} epochs"
+            "trained again on these rows with rounded numbers; the model is that of epoch "
+            f"{epoch} of {EPOCHS}, which had the best metric"
         )
     if in_float:
         notes.append(

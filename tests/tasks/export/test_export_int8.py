@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,6 +55,8 @@ def test_the_layer_to_blame_is_named_and_the_line_offers_a_fine_tuning(run: Run)
 def test_a_fine_tuned_model_needs_no_layer_in_float(run: Run) -> None:
     report = export_run(run, "onnx-int8", tolerance=0.8, fine_tune=True)
     assert report.fine_tuned
+    [said] = [one for one in report.notes if "trained again" in one]
+    assert re.search(r"that of epoch \d+ of 10, which had the best metric", said)
     assert report.kept_float == []
     assert report.metrics.exported <= 1.8 * report.metrics.trained
     assert report.differences is not None
