@@ -11,8 +11,11 @@ model itself is broken. This runs the user's code, so `answer` is called in the 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import json
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - this is a separate process
-import torch._dynamo  # noqa: TID253 - FakeTensorMode does: here the sandbox's traces share it
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
 from torch.overrides import TorchFunctionMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
@@ -41,6 +43,11 @@ from trainwright.estimator.trace.training_step import (
     prepare,
 )
 from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
+
+# Torch's compiler, which FakeTensorMode imports: here the sandbox's traces share it. It makes its
+# cache's folder when it is imported; nothing is compiled.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+importlib.import_module("torch._dynamo")
 
 
 @dataclass
