@@ -327,7 +327,7 @@ def test_two_exports_of_a_run_to_one_kind_exclude_each_other(run: Run, tmp_path:
     line = rf"export: pid 1 on elsewhere exports {copy.uri} to onnx; wait until it is done"
     with pytest.raises(RunHeld, match=line):
         export_run(copy, "onnx")
-    assert not list(copy.objects.list("export/"))
+    assert not list(copy.objects.list("export/onnx/"))
     ledger.release(copy.uri, [resource])
     export_run(copy, "onnx")
     assert ledger.holder_of(resource) is None
@@ -346,7 +346,7 @@ def test_an_export_whose_lease_another_process_took_over_stores_nothing(
 
     with progress.listening(take_over), pytest.raises(RunHeld, match="another process began to"):
         export_run(copy, "onnx")
-    assert not list(copy.objects.list("export/"))
+    assert not list(copy.objects.list("export/onnx/"))
     assert ledger.holder_of(resource) == Holder("pid 1 on elsewhere")
 
 
