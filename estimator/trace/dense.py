@@ -13,7 +13,7 @@ ProductKind = Literal["linear", "pointwise", "embedding"]
 def dense_product(
     module: nn.Module, output: torch.Tensor
 ) -> tuple[ProductKind, int, int, int] | None:
-    """ProductKind, rows, inputs and outputs of the product that a module is; None if it is another.
+    """Kind, rows, inputs and outputs of the product that a module is; None if it is another.
 
     A subclass or a changed `forward` may compute something else, and so is none.
     """

@@ -55,7 +55,10 @@ def other_layouts(
     found = []
     for name, one in ranked:
         slower = one.cost.step_s.median / best.cost.step_s.median
-        how = f"a step takes {plain(slower)} times as long" if slower > 1 else "predicted as fast"
+        how = f"a step takes {plain(slower)} times as long"
+        if one.value(problem.goal) < best.value(problem.goal):
+            given = problem.job.train.layout != "auto"
+            how += "; train.layout chose another" if given else ", too little less to rely on"
         lost = _lost(problem, one, best)
         found.append(lost.model_copy(update={"layout": name, "reason": how}))
     return found

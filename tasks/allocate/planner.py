@@ -103,7 +103,9 @@ def _document(
     neighbours = problem.neighbours(result)
     known = explored(problem, result, neighbours)
     result = _tie_broken(problem, known, result)
+    started = time.perf_counter()
     laid = laid_out(result, job.train.layout, problem.goal)
+    solve_time_s += time.perf_counter() - started
     result = laid.chosen
     better = replace(chosen, best=result)
     found, chosen = [better if one is chosen else one for one in found], better

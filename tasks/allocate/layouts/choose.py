@@ -31,6 +31,7 @@ from trainwright.tasks.runs.artefacts.layout import (
 )
 from trainwright.tasks.spec.pool import Device
 
+MOST_COMPARED = 64
 _ROUNDS = 3
 _DENSE: tuple[Sync, ...] = ("factors", "rows")
 
@@ -62,6 +63,7 @@ class LayoutChoice:
         self._joint_s = [curve.median_s(result.batch) for curve in curves]
         """seconds of each device for the joint batch"""
         self._names = tops(self.layers)
+        self._simulated: dict[frozenset[tuple[str, Sync]], SimulatedLayout] = {}
 
     @property
     def possible(self) -> bool:
@@ -69,17 +71,26 @@ class LayoutChoice:
         return len(self._devices) > 1 and bool(self.layers)
 
     @property
-    def on_one_machine(self) -> bool:
-        """Whether all devices are on one machine."""
-        return len({machine_of(device) for device, _ in self._devices}) == 1
+    def is_compared(self) -> bool:
+        """Whether layouts are compared unasked: between machines, for `MOST_COMPARED` devices."""
+        machines = {machine_of(device) for device, _ in self._devices}
+        return len(machines) > 1 and len(self._devices) <= MOST_COMPARED
 
     def with_syncs(self, syncs: Mapping[str, Sync]) -> SimulatedLayout:
+        """The layout in which these layers are not summed, simulated once."""
+        key = frozenset(syncs.items())
+        if key not in self._simulated:
+            layout = self.layout(syncs)
+            self._simulated[key] = SimulatedLayout(layout, self._simulate(layout))
+        return self._simulated[key]
+
+    def layout(self, syncs: Mapping[str, Sync]) -> Layout:
         """The layout in which these layers are not summed."""
         used: dict[str, Sync] = {name: sync for name, sync in syncs.items() if sync != "sum"}
         trained: dict[str, Sync] = {
             one.name: used.get(one.name, "sum") for one in self.layers if one.parameters
         }
-        layout = Layout(
+        return Layout(
             name=name_of({*trained.values()}, 1),
             pipelines=[
                 Pipeline(
@@ -93,11 +104,6 @@ class LayoutChoice:
             chunk_bytes=self._chunk_bytes,
             factor_type=self._factor_type,
         )
-        return SimulatedLayout(layout, self.simulated(layout))
-
-    def simulated(self, layout: Layout) -> SimulatedStep:
-        """The step of a layout of these devices."""
-        return self._simulate(layout)
 
     def _cuts(self, layer: LayerFacts) -> dict[str, tuple[int, int]]:
         """Rows in proportion to the devices' speeds."""
@@ -133,7 +139,10 @@ class LayoutChoice:
                 for sync in ways:
                     if any(why_not(one, sync) for one in group):
                         continue
+                    if all(found.layout.how(one.name) == sync for one in group):
+                        continue
                     syncs = {**found.layout.sync, **{one.name: sync for one in group}}
+                    syncs = {name: each for name, each in syncs.items() if each != "sum"}
                     tried = self.with_syncs(syncs)
                     if tried.step.step_s < found.step.step_s * (1 - 1e-9):
                         found = tried

@@ -35,7 +35,8 @@ class LaidOut:
 def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> LaidOut:
     """The configuration with the best layout that the job permits.
 
-    On one machine, `auto` is data parallel: messages there cost more than the prediction knows.
+    Data parallel is compared with others only if `LayoutChoice.is_compared`: on one machine,
+    messages cost more than the prediction knows, and many devices would take too long.
     Raises BadInput if the job wants a layout that the model or the devices do not permit.
     """
     spec = wanted if isinstance(wanted, LayoutSpec) else LayoutSpec()
@@ -44,22 +45,24 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
         if wanted not in ("auto", DATA_PARALLEL) and not isinstance(wanted, LayoutSpec):
             _refuse_alone(result, str(wanted))
         return LaidOut(result, {})
+    if wanted in ("auto", DATA_PARALLEL) and not choice.is_compared:
+        plain_layout = choice.layout({})
+        words = in_words(plain_layout, choice.layers, 0.0, 0.0)
+        return LaidOut(replace(result, layout=plain_layout), {}, words)
     base = choice.with_syncs({})
-    if wanted == "auto" and choice.on_one_machine:
-        words = in_words(base.layout, choice.layers, 0.0, 0.0)
-        return LaidOut(replace(result, layout=base.layout), {}, words)
     everything = {
         name: _configured(result, base, candidate) for name, candidate in choice.named().items()
     }
-    chosen = _configured(result, base, _wanted(choice, wanted, spec))
     if wanted == "auto":
         chosen = min(everything.values(), key=lambda one: one.value(goal))
         plain = everything[DATA_PARALLEL]
         if chosen.value(goal) >= plain.value(goal) * (1 - _LEAST_GAIN):
             chosen = plain
+    else:
+        chosen = _configured(result, base, _wanted(choice, wanted, spec))
     layout = chosen.layout
     assert layout is not None
-    sent = max(choice.simulated(layout).sent_bytes)
+    sent = max(choice.with_syncs(layout.sync).step.sent_bytes)
     words = in_words(layout, choice.layers, sent, max(base.step.sent_bytes))
     others = {key: one for key, one in everything.items() if key != layout.name}
     return LaidOut(chosen, others, words)

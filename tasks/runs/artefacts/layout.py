@@ -76,12 +76,6 @@ class Layout(Value):
     factor_type: Literal["fp32", "bf16"] = Field(
         default="fp32", description="the type in which factors are sent"
     )
-    resend_every: int = Field(
-        default=100,
-        ge=1,
-        description="steps between copies of late-multiplied weights from their owner to all: "
-        "unlike devices round differently",
-    )
 
     @property
     def devices(self) -> list[str]:

@@ -97,6 +97,19 @@ def test_other_layouts_are_alternatives_with_why_they_lost() -> None:
     assert others["data-parallel"].predicted is not None
 
 
+def test_a_faster_layout_that_the_job_did_not_want_says_so() -> None:
+    others = {one.layout: one for one in plan(HEAVY, layout="data-parallel").alternatives}
+    assert others["hybrid"].reason.endswith("; train.layout chose another")
+    assert others["hybrid"].predicted is not None
+
+
+def test_many_devices_stay_data_parallel_unless_the_job_says_otherwise() -> None:
+    chosen = plan(HEAVY, hosts=65, global_batch_size=650)
+    assert chosen.layout is not None
+    assert (chosen.layout.name, len(chosen.layout.pipelines)) == ("data-parallel", 65)
+    assert all(one.layout == "data-parallel" for one in chosen.alternatives)
+
+
 def test_a_light_dense_layer_stays_data_parallel() -> None:
     chosen = plan(LIGHT)
     assert chosen.layout is not None
