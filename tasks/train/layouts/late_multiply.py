@@ -112,6 +112,8 @@ class LateMultiplied:
         found = multiply(self.module, factors)
         total = 0.0
         for parameter, gradient in zip(self.parameters, found, strict=True):
+            if not parameter.requires_grad:
+                continue
             parameter.grad = gradient.to(parameter.dtype)
             total += float(torch.dot(gradient.reshape(-1), gradient.reshape(-1)))
         return total

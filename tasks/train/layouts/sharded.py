@@ -212,7 +212,8 @@ class Sharded:
             by_rank.append(Factors(inputs, gradients.to(exact) / loss_scale))
         found = multiply(self.module, joined(by_rank))
         for parameter, gradient in zip(self.parameters.values(), found, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
+            if parameter.requires_grad:
+                parameter.grad = gradient.to(parameter.dtype)
         return [square(self.module, one) for one in by_rank]
 
 

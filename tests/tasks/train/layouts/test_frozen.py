@@ -1,0 +1,44 @@
+"""Frozen parameters of a late-multiplied or sharded layer get no gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.tasks.train.layouts.factors import Factors
+from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
+from trainwright.tasks.train.layouts.sharded import Sharded
+
+
+class Alone:
+    """The exchange of a group of one."""
+
+    rank, size = 0, 1
+
+    def begin_transfer(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def finish_transfer(self, _: Any) -> dict[int, list[torch.Tensor]]:
+        return {}
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_only_trained_parameters_get_gradients(frozen: str) -> None:
+    for kind in ("factors", "rows"):
+        layer = nn.Linear(3, 2)
+        getattr(layer, frozen).requires_grad_(False)
+        rows = torch.randn(4, 3)
+        if kind == "factors":
+            late = LateMultiplied("layer", layer, lambda: None)
+            late.finish([Factors(rows, torch.ones(4, 2))])
+        else:
+            sharded = Sharded("layer", layer, Alone())  # type: ignore[arg-type]
+            sharded.cut([(0, 2)])
+            sharded(rows.requires_grad_()).sum().backward()
+            sharded.finish(1.0)
+        trained = {"weight", "bias"} - {frozen}
+        found = {name for name, one in layer.named_parameters() if one.grad is not None}
+        assert found == trained, kind
