@@ -74,8 +74,9 @@ def stored_run(folder: Path, code: str, data: dict[str, Any], **spec: Any) -> Ru
 
 
 def with_source(run: Run, folder: Path, code: str) -> Run:
-    """A copy of a run, sealed with another source of its model."""
-    shutil.copytree(run.uri.removeprefix("file://"), folder / "store" / RUN)
+    """A copy of a run without its exports, sealed with another source of its model."""
+    exports = shutil.ignore_patterns("export")
+    shutil.copytree(run.uri.removeprefix("file://"), folder / "store" / RUN, ignore=exports)
     copy = doors.run_at(f"file://{folder}/store/{RUN}")
     copy.objects.put("model/source/net.py", (HEAD + textwrap.dedent(code)).encode())
     copy.objects.delete(Manifest.FILE)
