@@ -29,6 +29,7 @@ from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_sign
 from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Exchange, PeersLost
+from trainwright.tasks.train.rank import keyed_dropout
 from trainwright.tasks.train.rank.batch_loader import BatchTensors
 from trainwright.tasks.train.rank.gradients import GradientSum, clip
 from trainwright.tasks.train.rank.loss_scale import LossScale
@@ -93,6 +94,8 @@ class Rank(Replica):
         self._updated = False
         """whether a first step is complete"""
         self._batch_size = 0
+        self._step, self._first_place = 0, 0
+        """the current step, and the place of this rank's first sample in the joint batch"""
         self.learning_rate = request.learning_rate
         """of the next step, for ranks that train alone"""
         self._loaded: BatchTensors
@@ -176,6 +179,7 @@ class Rank(Replica):
         self._seed(step)
         self.collective.step = step
         self._batch_size = size = places[1] - places[0]
+        self._step, self._first_place = step, places[0] - begin
         self._before_step = [
             (module, name, buffer.clone()) for module, name, buffer in self._buffers()
         ]
@@ -192,7 +196,9 @@ class Rank(Replica):
                 passes = 1.0
             else:
                 loss, correct = self._forward_backward_all(parts, order, total)
+                keyed_dropout.end_pass()
                 passes = 1 + self._measure_alone(parts, step)
+            keyed_dropout.end_pass()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -341,6 +347,7 @@ class Rank(Replica):
             for joint in self._joined:
                 joint.weight = 1.0 if len(part) else 0.0
             # An empty part must still join the sums: it runs one sample with weight 0.
+            self._key_dropout(part)
             rows = self._part(part) if len(part) else self.loader.rows(order[:1])
             found = self._forward_backward(rows, len(part) / total)
             loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
@@ -353,12 +360,18 @@ class Rank(Replica):
             if not len(part):
                 continue
             self.optimizer.zero_grad(set_to_none=True)
+            self._key_dropout(part)
             found = self._forward_backward(self._part(part), 1.0)
             if self._unscaled():
                 self._optimizer_step(self.learning_rate)
             loss += found[0] * len(part) / total
             correct += found[1]
         return loss, correct
+
+    def _key_dropout(self, part: Any) -> None:
+        """Masks of dropout follow the samples' places in the joint batch."""
+        first = self._first_place + (int(part[0]) if len(part) else 0)
+        keyed_dropout.begin_pass(self.spec.seed, self._step, first, max(1, len(part)))
 
     def _unscaled(self) -> bool:
         """Divide the gradients by the loss scale; False if one of them is not finite."""

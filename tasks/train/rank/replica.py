@@ -23,6 +23,7 @@ from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
 from trainwright.tasks.train.layouts.row_state import row_shapes, whole_rows
 from trainwright.tasks.train.layouts.sharded import Sharded
+from trainwright.tasks.train.rank import keyed_dropout
 from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
 from trainwright.tasks.train.rank.batch_norm import join_batch_norms
 from trainwright.tasks.train.rank.optimizer import make_optimizer
@@ -51,6 +52,7 @@ class Replica:
         definition: ModelDefinition | None = None,
     ) -> None:
         """`definition`: the model's source, if it is loaded already."""
+        keyed_dropout.install()
         self.request, self.collective, self.device, self.number = (
             request,
             collective,

@@ -147,7 +147,8 @@ def alone(
 ) -> dict[str, Any]:
     """The parameters and buffers after the same training by plain torch in one process.
 
-    It trains on the joint batches. With `parts`, it processes each batch in parts of this many
+    It trains on the joint batches, with the masks of dropout that ranks make. With `parts`, it
+    processes each batch in parts of this many
     samples, and sums their gradients in fp32. With `reordered`, the samples of each batch are
     shuffled with this seed. Appends loss and accuracy to `metrics`: of each joint batch before its
     update, and of the held-out rows after each epoch (with the epoch's number).
@@ -157,7 +158,9 @@ def alone(
     from trainwright.estimator import precision
     from trainwright.estimator.trace import source
     from trainwright.tasks.train.batch.sampling import epoch_order
+    from trainwright.tasks.train.rank import keyed_dropout
 
+    keyed_dropout.install()
     spec = asked.job.train
     dtype = precision.PARAMETER_DTYPES[spec.precision]
     torch.set_num_threads(1)
@@ -203,7 +206,7 @@ def alone(
             "accuracy": int(right.sum()) / len(these),
         }
 
-    size = asked.plan.global_batch_size
+    size, step = asked.plan.global_batch_size, 0
     for epoch in range(spec.epochs):
         order, inputs = epoch_order(rows, spec.seed, epoch), images(epoch)
         for at in range(0, len(order), size):
@@ -219,6 +222,8 @@ def alone(
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
             sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
             for part in batch.split(parts) if parts is not None else [batch]:
+                if parts is None:
+                    keyed_dropout.begin_pass(spec.seed, step, 0, len(batch))
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.precision == "amp"):
                     outputs = model(inputs[part].to(dtype))
                 targets = labels[part]
@@ -236,6 +241,8 @@ def alone(
             if spec.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
             optimizer.step()
+            keyed_dropout.end_pass()
+            step += 1
         if metrics is not None:
             metrics.append({"epoch": epoch, **evaluate(images(), torch.as_tensor(held_out))})
     return dict(model.state_dict())

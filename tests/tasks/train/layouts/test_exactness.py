@@ -21,6 +21,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
+    "data-parallel": {"sync": {}},
     "late-multiply": {"sync": {"out": "factors"}},
     "sharded": {"sync": {"out": "rows"}, "rows": {"out": [2, 5, 3]}},
     "sharded on one": {"sync": {"out": "rows"}, "rows": {"out": [0, 10, 0]}},
@@ -48,3 +49,17 @@ def test_a_layout_equals_one_process(tmp_path: Path, precision: str, layout: str
     expected = alone(asked)
     for one in found:
         assert relative_difference(one, expected) <= BOUNDS[precision]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_masks_of_dropout_are_those_of_one_process(tmp_path: Path, layout: str) -> None:
+    asked = request(
+        tmp_path,
+        [31, 20, 11],  # the last batch of an epoch is smaller
+        validation_fraction=1100 / 1797,
+        precision="fp64",
+        model={"dropout": 0.4},
+        optimizer={"name": "momentum"},
+    )
+    found = train_in_threads(with_layout(asked, **LAYOUTS[layout]), tmp_path / "store", state)
+    assert relative_difference(found[0], alone(asked)) <= BOUNDS["fp64"]

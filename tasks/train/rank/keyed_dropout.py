@@ -1,0 +1,192 @@
+"""Dropout whose masks do not depend on how a step is divided among ranks.
+
+The mask of a sample is a function of (seed, step, call, sample): `call` counts the dropouts of a
+forward pass, `sample` is the place in the joint batch. It comes from a counter-based generator
+(Philox: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so that a rank
+makes only the masks of its own samples. The probability is rounded to 1 / 65,536.
+
+torch's own masks come from one stream for each rank, and change with the ranks. This replaces the
+functions of `torch.nn.functional` in a rank's process; the fused dropout inside recurrent layers
+stays torch's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+from torch.nn import functional  # noqa: TID253
+
+_LEVELS = 1 << 16
+_BLOCK = 16
+"""Values of 16 bits that one count of the generator gives."""
+_ALPHA = -1.7580993408473766
+"""The value of dropped inputs in alpha dropout: −λα of SELU (G. Klambauer et al., 2017)."""
+
+
+class _Now(threading.local):
+    """The forward pass that runs now in this thread."""
+
+    seed = step = begin = 0
+    samples = 0
+    """0: none; dropout is torch's"""
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}
+        """the number of each call, by a number that torch drew for it"""
+
+    def call(self) -> int:
+        """The number of this call in the forward pass.
+
+        If activations are recomputed, torch restores its random numbers and draws the same again.
+        """
+        drawn = int(torch.randint(1 << 62, ()))
+        if drawn not in self.known:
+            self.known[drawn] = len(self.known)
+        return self.known[drawn]
+
+
+_now = _Now()
+_torch: dict[str, Callable[..., Any]] = {}
+
+
+def begin_pass(seed: int, step: int, begin: int, samples: int) -> None:
+    """A forward pass begins, of the samples [begin, begin + samples) of the joint batch."""
+    _now.seed, _now.step, _now.begin, _now.samples = seed, step, begin, samples
+    _now.known.clear()
+
+
+def end_pass() -> None:
+    """The forward pass has ended."""
+    _now.samples = 0
+
+
+def install() -> None:
+    """Replace torch's functions in this process; again without effect."""
+    if _torch:
+        return
+    for name, mine in (
+        ("dropout", _dropout),
+        ("dropout1d", _of_channels),
+        ("dropout2d", _of_channels),
+        ("dropout3d", _of_channels),
+        ("alpha_dropout", _alpha),
+        ("scaled_dot_product_attention", _attention),
+    ):
+        _torch[name] = getattr(functional, name)
+        setattr(functional, name, _replaced(name, mine))
+
+
+def _replaced(name: str, mine: Callable[..., Any]) -> Callable[..., Any]:
+    original = _torch[name]
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return mine(original, *args, **kwargs) if _now.samples else original(*args, **kwargs)
+
+    function.__name__, function.__doc__ = name, original.__doc__
+    return function
+
+
+def _dropout(
+    original: Callable[..., Any],
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    if not training or not 0 < p < 1:
+        return original(input, p, training, inplace)  # type: ignore[no-any-return]
+    kept = _mask(input.shape, p, input.device)
+    return original(input, p, training, inplace) if kept is None else _scaled(input, kept, p)
+
+
+def _of_channels(
+    original: Callable[..., Any],
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    if not training or not 0 < p < 1:
+        return original(input, p, training, inplace)  # type: ignore[no-any-return]
+    kept = _mask(input.shape[:2], p, input.device)
+    if kept is None:
+        return original(input, p, training, inplace)  # type: ignore[no-any-return]
+    return _scaled(input, kept.view(*kept.shape, *[1] * (input.dim() - 2)), p)
+
+
+def _alpha(
+    original: Callable[..., Any],
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = False,
+    inplace: bool = False,
+) -> torch.Tensor:
+    kept = _mask(input.shape, p, input.device) if training and 0 < p < 1 else None
+    if kept is None:
+        return original(input, p, training, inplace)  # type: ignore[no-any-return]
+    share = 1 - _rounded(p) / _LEVELS
+    scale = 1 / math.sqrt(share * (1 + (1 - share) * _ALPHA**2))
+    dropped = torch.where(kept, input, torch.full_like(input, _ALPHA))
+    return scale * (dropped - (1 - share) * _ALPHA)
+
+
+def _attention(
+    original: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """With dropout, attention is computed in parts, as torch does on CPUs."""
+    if not dropout_p:
+        return original(  # type: ignore[no-any-return]
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        repeats = query.size(-3) // key.size(-3)
+        key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
+    weights = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.size(-1)))
+    if is_causal:
+        attn_mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        weights = (
+            weights.masked_fill(~attn_mask, -math.inf)
+            if attn_mask.dtype == torch.bool
+            else weights + attn_mask
+        )
+    return _dropout(_torch["dropout"], weights.softmax(-1), dropout_p) @ value
+
+
+def _rounded(p: float) -> int:
+    """How many of the levels are dropped."""
+    return min(_LEVELS - 1, max(1, round(p * _LEVELS)))
+
+
+def _scaled(values: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    return values * kept * (_LEVELS / (_LEVELS - _rounded(p)))
+
+
+def _mask(shape: Sequence[int], p: float, device: torch.device) -> torch.Tensor | None:
+    """Which values are kept; None if the first dimension is not of samples.
+
+    Several rows of the first dimension may belong to a sample, such as heads of attention.
+    """
+    import numpy as np
+
+    if not shape or not shape[0] or shape[0] % _now.samples:
+        return None
+    each = math.prod(shape) // _now.samples
+    blocks = -(-each // _BLOCK)
+    generator = np.random.Philox(key=[_now.seed << 20 | _now.call(), _now.step])
+    generator.advance(_now.begin * blocks)
+    words = generator.random_raw(4 * blocks * _now.samples).view(np.uint16)
+    values = words.reshape(_now.samples, _BLOCK * blocks)[:, :each]
+    return torch.from_numpy(values >= _rounded(p)).view(tuple(shape)).to(device)
