@@ -185,8 +185,59 @@ def _mask(shape: Sequence[int], p: float, device: torch.device) -> torch.Tensor 
         return None
     each = math.prod(shape) // _now.samples
     blocks = -(-each // _BLOCK)
-    generator = np.random.Philox(key=[_now.seed << 20 | _now.call(), _now.step])
-    generator.advance(_now.begin * blocks)
-    words = generator.random_raw(4 * blocks * _now.samples).view(np.uint16)
-    values = words.reshape(_now.samples, _BLOCK * blocks)[:, :each]
-    return torch.from_numpy(values >= _rounded(p)).view(tuple(shape)).to(device)
+    key, first = (_now.seed << 20 | _now.call(), _now.step), _now.begin * blocks
+    if device.type == "cpu":
+        generator = np.random.Philox(key=key)
+        generator.advance(first)
+        words = generator.random_raw(4 * blocks * _now.samples).view(np.uint16)
+        values = words.reshape(_now.samples, _BLOCK * blocks)[:, :each]
+        return torch.from_numpy(values >= _rounded(p)).view(tuple(shape))
+    words = philox(key, first, blocks * _now.samples, device).view(torch.int16)
+    parts = words.view(_now.samples, _BLOCK * blocks)[:, :each].to(torch.int32) & _LEVELS - 1
+    return (parts >= _rounded(p)).view(tuple(shape))
+
+
+def philox(key: tuple[int, int], first: int, blocks: int, device: torch.device) -> torch.Tensor:
+    """The words that numpy's Philox gives from block `first` on, made on a device.
+
+    int64, (4 × blocks,), with the bits of numpy's uint64.
+    """
+    zeros = torch.zeros(blocks, dtype=torch.int64, device=device)
+    # numpy counts before it makes a block.
+    words = [torch.arange(first + 1, first + 1 + blocks, device=device), zeros, zeros, zeros]
+    for turn in range(10):
+        first_key, second_key = (
+            _signed(one + turn * step) for one, step in zip(key, _PHILOX_STEPS, strict=True)
+        )
+        (high, low), (other_high, other_low) = (
+            _product(word, factor)
+            for word, factor in zip((words[0], words[2]), _PHILOX_FACTORS, strict=True)
+        )
+        words = [
+            other_high ^ words[1] ^ first_key,
+            other_low,
+            high ^ words[3] ^ second_key,
+            low,
+        ]
+    return torch.stack(words, dim=1).flatten()
+
+
+_PHILOX_FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_PHILOX_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_HALF = (1 << 32) - 1
+
+
+def _signed(number: int) -> int:
+    """The low 64 bits as torch's int64 has them."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _product(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and the low 64 bits of an unsigned product, from products of halves."""
+    low, high = word & _HALF, word >> 32 & _HALF
+    first, second = low * (factor & _HALF), low * (factor >> 32)
+    third, fourth = high * (factor & _HALF), high * (factor >> 32)
+    carry = (first >> 32 & _HALF) + (second & _HALF) + (third & _HALF)
+    top = fourth + (second >> 32 & _HALF) + (third >> 32 & _HALF) + (carry >> 32)
+    return top, word * _signed(factor)

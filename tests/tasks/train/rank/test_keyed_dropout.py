@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -114,3 +115,17 @@ def test_without_a_pass_and_in_evaluation_it_is_torchs() -> None:
     # A first dimension that is not of samples: a mask of torch's.
     keyed_dropout.begin_pass(7, 3, 0, 2)
     assert functional.dropout(rows, 0.5).shape == rows.shape
+
+
+@given(
+    key=st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)),
+    first=st.integers(0, 2**40),
+    blocks=st.integers(1, 5),
+)
+def test_a_device_makes_the_words_that_numpy_makes(
+    key: tuple[int, int], first: int, blocks: int
+) -> None:
+    generator = np.random.Philox(key=key)
+    generator.advance(first)
+    made = keyed_dropout.philox(key, first, blocks, torch.device("cpu"))
+    assert made.numpy().view(np.uint64).tolist() == generator.random_raw(4 * blocks).tolist()
