@@ -189,12 +189,12 @@ def _mask(shape: Sequence[int], p: float, device: torch.device) -> torch.Tensor 
     if device.type == "cpu":
         generator = np.random.Philox(key=key)
         generator.advance(first)
-        words = generator.random_raw(4 * blocks * _now.samples).view(np.uint16)
-        values = words.reshape(_now.samples, _BLOCK * blocks)[:, :each]
+        drawn = generator.random_raw(4 * blocks * _now.samples).view(np.uint16)
+        values = drawn.reshape(_now.samples, _BLOCK * blocks)[:, :each]
         return torch.from_numpy(values >= _rounded(p)).view(tuple(shape))
     words = philox(key, first, blocks * _now.samples, device).view(torch.int16)
     parts = words.view(_now.samples, _BLOCK * blocks)[:, :each].to(torch.int32) & _LEVELS - 1
-    return (parts >= _rounded(p)).view(tuple(shape))
+    return torch.ge(parts, _rounded(p)).view(tuple(shape))
 
 
 def philox(key: tuple[int, int], first: int, blocks: int, device: torch.device) -> torch.Tensor:
