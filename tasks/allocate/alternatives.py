@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
@@ -12,7 +12,6 @@ from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_na
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
-from trainwright.tasks.runs.artefacts.layout import LayoutName
 from trainwright.tasks.runs.artefacts.plan import Alternative
 from trainwright.tasks.units import plain, seconds
 
@@ -48,19 +47,20 @@ def alternatives(
 
 
 def other_layouts(
-    problem: PlanningProblem, others: Mapping[LayoutName, Configuration], best: Configuration
+    problem: PlanningProblem, others: Sequence[tuple[str, Configuration]], best: Configuration
 ) -> list[Alternative]:
-    """The best plan of each other layout on the plan's devices, best first."""
-    ranked = sorted(others.items(), key=lambda pair: pair[1].value(problem.goal))
+    """The plan's devices with other layouts, each with its words; best first."""
     found = []
-    for name, one in ranked:
+    for words, one in sorted(others, key=lambda pair: pair[1].value(problem.goal)):
         slower = one.cost.step_s.median / best.cost.step_s.median
         how = f"a step takes {plain(slower)} times as long"
         if one.value(problem.goal) < best.value(problem.goal):
             given = problem.job.train.layout != "auto"
             how += "; train.layout chose another" if given else ", too little less to rely on"
         lost = _lost(problem, one, best)
-        found.append(lost.model_copy(update={"layout": name, "reason": how}))
+        how = how if lost.feasible else f"{lost.reason}; {how}"
+        update = {"layout": one.strategy, "layout_in_words": words, "reason": how}
+        found.append(lost.model_copy(update=update))
     return found
 
 

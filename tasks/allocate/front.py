@@ -11,6 +11,7 @@ from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, L
 from trainwright.tasks.allocate.plan.device_counts import device_counts
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import FrontPoint
 
 _DURATIONS = 4
@@ -58,7 +59,7 @@ def front(
     problem: PlanningProblem, known: Sequence[Configuration], result: Configuration
 ) -> list[FrontPoint]:
     """The configurations that no other dominates, fastest first, and the plan itself."""
-    kept = undominated(known, result, problem.limits)
+    kept = undominated([*known, result], result, problem.limits)
     return [point(problem, one, chosen=one is result) for one in kept]
 
 
@@ -72,6 +73,7 @@ def point(problem: PlanningProblem, one: Configuration, *, chosen: bool) -> Fron
         global_batch_size=one.batch,
         accumulation=one.accumulation,
         feasible=one.excess(problem.limits) <= 0,
+        layout=one.strategy if one.layout is not None else DATA_PARALLEL,
         chosen=chosen,
     )
 

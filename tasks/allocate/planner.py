@@ -125,6 +125,8 @@ def _document(
         strategy={"name": result.strategy, "collective": "ring all-reduce"},
         layout=result.layout,
         layout_in_words=laid.words,
+        layout_rule=laid.rule,
+        by_layer=laid.by_layer,
         layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
         predicted=result.cost.prediction(),
         not_exceeded=result.cost.not_exceeded(job.objective.confidence),
@@ -144,7 +146,9 @@ def _document(
         batch_rule=batch_rule(problem),
         search="exact" if gap == 0 else "bounded",
         gap=gap,
-        searched=searched(problem, result, [result.strategy, *laid.others]),
+        searched=searched(
+            problem, result, [result.strategy, *(one.strategy for _, one in laid.others)]
+        ),
         window_s=None if math.isinf(window_s) else window_s,
         solve_time_s=solve_time_s,
     )

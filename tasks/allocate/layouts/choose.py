@@ -23,7 +23,6 @@ from trainwright.tasks.allocate.plan.topology import THIS_MACHINE, links_of, mac
 from trainwright.tasks.runs.artefacts.layout import (
     CHUNK_BYTES,
     Layout,
-    LayoutName,
     Pipeline,
     Stage,
     Sync,
@@ -73,8 +72,16 @@ class LayoutChoice:
     @property
     def is_compared(self) -> bool:
         """Whether layouts are compared unasked: between machines, for `MOST_COMPARED` devices."""
-        machines = {machine_of(device) for device, _ in self._devices}
-        return len(machines) > 1 and len(self._devices) <= MOST_COMPARED
+        return self.why_not_compared is None
+
+    @property
+    def why_not_compared(self) -> str | None:
+        """Why layouts are not compared unasked; None if they are."""
+        if len({machine_of(device) for device, _ in self._devices}) == 1:
+            return "on one machine, others are not compared unless train.layout names one"
+        if len(self._devices) > MOST_COMPARED:
+            return f"others are compared for at most {MOST_COMPARED} devices"
+        return None
 
     def with_syncs(self, syncs: Mapping[str, Sync]) -> SimulatedLayout:
         """The layout in which these layers are not summed, simulated once."""
@@ -169,22 +176,20 @@ class LayoutChoice:
         found = [one for one in self.layers if one.parameters and not why_not(one, "factors")]
         return sorted(found, key=lambda one: -one.parameter_bytes)
 
-    def named(self) -> dict[LayoutName, SimulatedLayout]:
-        """The best layout of each name that this model permits on these devices."""
-        candidates = [
+    def candidates(self) -> list[SimulatedLayout]:
+        """The layouts to compare, each once; data parallel first."""
+        tried = [
             self.with_syncs({}),
             self.everywhere("factors"),
             self.everywhere("rows"),
-            self.mixed(),
             self.best(),
         ]
-        found: dict[LayoutName, SimulatedLayout] = {}
-        for one in candidates:
-            if one is None:
-                continue
-            known = found.get(one.layout.name)
-            if known is None or one.step.step_s < known.step.step_s:
-                found[one.layout.name] = one
+        if not any(one is not None and one.layout.name == "hybrid" for one in tried):
+            tried.append(self.mixed())
+        found: list[SimulatedLayout] = []
+        for one in tried:
+            if one is not None and all(one is not other for other in found):
+                found.append(one)
         return found
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainwright.tasks.allocate.layouts.actions import COMPUTE
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout
+from trainwright.tasks.allocate.layouts.layer_groups import layer_groups
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.layouts.words import in_words
 from trainwright.tasks.allocate.plan.confidence import Triple
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.layout import CHUNK_BYTES, DATA_PARALLEL, LayoutName, Sync
+from trainwright.tasks.runs.artefacts.layout import CHUNK_BYTES, DATA_PARALLEL, Sync
+from trainwright.tasks.runs.artefacts.plan import LayerGroup
 from trainwright.tasks.spec.train_spec import LayoutSpec
+from trainwright.tasks.units import counted
 
 _NO_COLLECTIVES = CollectiveTime(Triple(0.0, 0.0, 0.0), Triple(0.0, 0.0, 0.0))
 _EVERYWHERE: dict[str, Sync] = {"late-multiply": "factors", "sharded": "rows"}
@@ -24,12 +27,16 @@ _EVERYWHERE: dict[str, Sync] = {"late-multiply": "factors", "sharded": "rows"}
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A configuration with its layout, and the best configuration of each other layout."""
+    """A configuration with its layout, and those with other layouts, each with its words."""
 
     chosen: Configuration
-    others: dict[LayoutName, Configuration]
+    others: list[tuple[str, Configuration]] = field(default_factory=list)
     words: str = ""
     """the chosen layout in words"""
+    rule: str | None = None
+    """why it was chosen"""
+    by_layer: list[LayerGroup] = field(default_factory=list)
+    """why each layer has its sync, if layouts were compared"""
 
 
 def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> LaidOut:
@@ -40,32 +47,63 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
     Raises BadInput if the job wants a layout that the model or the devices do not permit.
     """
     spec = wanted if isinstance(wanted, LayoutSpec) else LayoutSpec()
+    given = spec.dense != "auto" if isinstance(wanted, LayoutSpec) else wanted != "auto"
     choice = LayoutChoice(result, spec.chunk_bytes or CHUNK_BYTES, spec.factor_type)
+    plain_is_given = wanted == DATA_PARALLEL or spec.dense == "sum"
     if not choice.possible:
-        if wanted not in ("auto", DATA_PARALLEL) and not isinstance(wanted, LayoutSpec):
-            _refuse_alone(result, str(wanted))
-        return LaidOut(result, {})
-    if wanted in ("auto", DATA_PARALLEL) and not choice.is_compared:
+        if given and not plain_is_given:
+            _refuse_alone(result, wanted)
+        return LaidOut(result)
+    if (plain_is_given or not given) and not choice.is_compared:
         plain_layout = choice.layout({})
         words = in_words(plain_layout, choice.layers, 0.0, 0.0)
-        return LaidOut(replace(result, layout=plain_layout), {}, words)
+        rule = _GIVEN if given else choice.why_not_compared
+        return LaidOut(replace(result, layout=plain_layout), words=words, rule=rule)
     base = choice.with_syncs({})
-    everything = {
-        name: _configured(result, base, candidate) for name, candidate in choice.named().items()
-    }
-    if wanted == "auto":
-        chosen = min(everything.values(), key=lambda one: one.value(goal))
-        plain = everything[DATA_PARALLEL]
-        if chosen.value(goal) >= plain.value(goal) * (1 - _LEAST_GAIN):
-            chosen = plain
+    everything = [
+        (_words(choice, one), _configured(result, base, one)) for one in choice.candidates()
+    ]
+    if given:
+        asked = _wanted(choice, wanted, spec)
+        words, chosen, rule = _words(choice, asked), _configured(result, base, asked), _GIVEN
     else:
-        chosen = _configured(result, base, _wanted(choice, wanted, spec))
+        words, chosen = min(everything, key=lambda pair: pair[1].value(goal))
+        rule = f"the best of {counted(len(everything), 'layout')} by prediction"
+        if chosen.value(goal) >= everything[0][1].value(goal) * (1 - _LEAST_GAIN):
+            words, chosen = everything[0]
+            rule = _enough(len(everything))
+        rule += _not_permitted(choice)
     layout = chosen.layout
     assert layout is not None
-    sent = max(choice.with_syncs(layout.sync).step.sent_bytes)
-    words = in_words(layout, choice.layers, sent, max(base.step.sent_bytes))
-    others = {key: one for key, one in everything.items() if key != layout.name}
-    return LaidOut(chosen, others, words)
+    others = [pair for pair in everything if pair[1].layout != layout]
+    groups = layer_groups(layout, choice.layers, given=given)
+    return LaidOut(chosen, others, words, rule, groups)
+
+
+_GIVEN = "as train.layout says"
+
+
+def _enough(count: int) -> str:
+    """Why data parallel was chosen out of some layouts that were compared."""
+    if count == 1:
+        return "the only layout that the model permits"
+    return f"none of the {count - 1} others is better by more than {100 * _LEAST_GAIN:.0f} %"
+
+
+def _not_permitted(choice: LayoutChoice) -> str:
+    """The layouts that no layer permits, with reasons."""
+    refused: dict[str, list[str]] = {}
+    for name, sync in _EVERYWHERE.items():
+        if choice.everywhere(sync) is None:
+            refused.setdefault(_reasons(choice, sync), []).append(name)
+    return "".join(
+        f"; no layer permits {' or '.join(names)}: {reasons}" for reasons, names in refused.items()
+    )
+
+
+def _words(choice: LayoutChoice, one: SimulatedLayout) -> str:
+    sent = max(one.step.sent_bytes)
+    return in_words(one.layout, choice.layers, sent, max(choice.with_syncs({}).step.sent_bytes))
 
 
 _LEAST_GAIN = 0.1
@@ -92,9 +130,7 @@ def _wanted(choice: LayoutChoice, wanted: LayoutSpec | str, spec: LayoutSpec) ->
         return choice.best()
     found = choice.everywhere(sync)
     if found is None:
-        field = "train.layout" if not isinstance(wanted, LayoutSpec) else "train.layout.dense"
-        given = wanted if not isinstance(wanted, LayoutSpec) else spec.dense
-        raise BadInput(f"{field}: got {given!r}; no layer permits it: {_reasons(choice, sync)}")
+        raise BadInput(f"{_asked(wanted)}; no layer permits it: {_reasons(choice, sync)}")
     return found
 
 
@@ -104,14 +140,21 @@ def _reasons(choice: LayoutChoice, sync: Sync) -> str:
     return "; ".join(reasons[:3]) + ("; …" if len(reasons) > 3 else "")
 
 
-def _refuse_alone(result: Configuration, wanted: str) -> None:
+def _asked(wanted: LayoutSpec | str) -> str:
+    """The field that asks for a layout, with its value."""
+    if isinstance(wanted, LayoutSpec):
+        return f"train.layout.dense: got {wanted.dense!r}"
+    return f"train.layout: got {wanted!r}"
+
+
+def _refuse_alone(result: Configuration, wanted: LayoutSpec | str) -> None:
     known = bool(result.topology.model.estimate.layers)
     why = (
-        "the plan has one device"
+        "the plan has one device; set devices.min_count to 2 or more for several"
         if known
         else "the estimate does not say what each layer costs; estimate again"
     )
-    raise BadInput(f"train.layout: got {wanted!r}; {why}")
+    raise BadInput(f"{_asked(wanted)}; {why}")
 
 
 def _configured(

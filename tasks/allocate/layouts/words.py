@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.layout import Layout, Sync
+from trainwright.tasks.runs.artefacts.plan import LayerGroup
 from trainwright.tasks.units import plain
 
-_WAYS: dict[Sync, str] = {
+SYNC_WORDS: dict[Sync, str] = {
     "sum": "data parallel",
     "factors": "late-multiply",
     "rows": "sharded by rows",
@@ -32,7 +33,8 @@ def in_words(
             by_way.setdefault(layout.how(one.name), []).append(one)
     if set(by_way) <= {"sum"}:
         return f"all layers data parallel {where}"
-    parts = [f"{_layers(some, by_way)} {_WAYS[way]}" for way, some in by_way.items()]
+    parts = [f"{_layers(some, by_way)} {SYNC_WORDS[way]}" for way, some in by_way.items()]
+    parts[0] += f" {where}"
     fewer = ""
     if sent_bytes > 0 and summed_bytes > 0:
         ratio = summed_bytes / sent_bytes
@@ -41,7 +43,17 @@ def in_words(
             if ratio >= 1
             else f": {plain(1 / ratio)} times the bytes of summed gradients"
         )
-    return f"{', '.join(parts)} {where}{fewer}"
+    return f"{'; '.join(parts)}{fewer}"
+
+
+def layers_text(group: LayerGroup) -> str:
+    """The layers of a group with their kinds; if they are many, only their number."""
+    kinds = ", ".join(group.kinds[:_MOST_NAMED]) + (", …" if len(group.kinds) > _MOST_NAMED else "")
+    few = len(group.layers) <= _MOST_NAMED
+    names = (
+        ", ".join(group.layers) if few else f"{group.layers[0]} and {len(group.layers) - 1} more"
+    )
+    return f"{names} ({kinds})"
 
 
 def _layers(some: Sequence[LayerFacts], by_way: dict[Sync, list[LayerFacts]]) -> str:
@@ -51,4 +63,6 @@ def _layers(some: Sequence[LayerFacts], by_way: dict[Sync, list[LayerFacts]]) ->
     if len(some) <= _MOST_NAMED:
         return ", ".join(one.name for one in some)
     kinds = dict.fromkeys(one.kind for one in some)
+    if all(kind.startswith("Conv") for kind in kinds):
+        return f"{len(some)} convolutions"
     return f"{len(some)} layers ({', '.join(list(kinds)[:_MOST_NAMED])})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainwright.estimator.curves import Interval
+from trainwright.tasks.allocate.layouts.words import SYNC_WORDS, layers_text
 from trainwright.tasks.allocate.plan.device_counts import as_text
 from trainwright.tasks.cli.screens.console import out, table
 from trainwright.tasks.cli.screens.quantities import (
@@ -19,6 +20,7 @@ from trainwright.tasks.cli.screens.quantities import (
     headed,
     money,
 )
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import (
     Alternative,
     FrontPoint,
@@ -26,10 +28,11 @@ from trainwright.tasks.runs.artefacts.plan import (
     Plan,
     Prediction,
 )
-from trainwright.tasks.units import plain
+from trainwright.tasks.units import counted, plain, size
 
 ALTERNATIVES_SHOWN = 6
 _LONG_ID = 26
+_GROUPS_SHOWN = 12
 _BETTER = {
     "time": ("takes less time", "be up to {} faster"),
     "energy": ("needs less energy", "need up to {} less energy"),
@@ -40,6 +43,7 @@ _BETTER = {
 def show_plan(plan: Plan) -> None:
     """A plan: its devices, what is predicted, other choices, and what was searched."""
     _show_devices(plan)
+    _show_layout(plan)
     _show_steps(plan)
     show_held(plan.held)
     _show_predicted(plan)
@@ -50,7 +54,10 @@ def show_plan(plan: Plan) -> None:
             "time against energy and cost (* the plan)",
             [_values(one) for one in plan.front],
             [_mark(one) for one in plan.front],
-            [f"{as_text(one.devices)}{_batch(one, plan)}" for one in plan.front],
+            [
+                f"{as_text(one.devices)}{_batch(one, plan)}{_laid_out(one, plan)}"
+                for one in plan.front
+            ],
             plan.currency,
         )
     _show_searched(plan)
@@ -79,9 +86,41 @@ def _show_devices(plan: Plan) -> None:
         rows,
         right=(1, 2, 3, 4, 5),
     )
+
+
+def _show_layout(plan: Plan) -> None:
+    """The layout in words, how each layer is treated, and the other layouts."""
     if plan.layout_in_words:
-        out.print(f"layout: {plan.layout_in_words}", soft_wrap=False)
+        why = f" ({plan.layout_rule})" if plan.layout_rule else ""
+        out.print(f"layout: {plan.layout_in_words}{why}", markup=False)
         out.print()
+    if plan.by_layer:
+        table(
+            "how the copies of each layer are kept equal, and what a device sends in a step",
+            ("how", "sends", "layers", "why"),
+            [
+                (SYNC_WORDS[one.sync], size(one.sent_bytes), layers_text(one), one.why)
+                for one in plan.by_layer[:_GROUPS_SHOWN]
+            ],
+            right=(1,),
+        )
+        if (more := len(plan.by_layer) - _GROUPS_SHOWN) > 0:
+            out.print(f"{counted(more, 'more group')} of layers with --json")
+            out.print()
+    others = _other_layouts(plan)
+    if others:
+        _show_points(
+            "other layouts on these devices, and why each was rejected",
+            [medians(one.predicted) for one in others],
+            ["" for _ in others],
+            [f"{one.layout_in_words}; {one.reason}" for one in others],
+            plan.currency,
+            "layout",
+        )
+
+
+def _other_layouts(plan: Plan) -> list[Alternative]:
+    return [one for one in plan.alternatives if one.layout_in_words and one.predicted is not None]
 
 
 def _show_steps(plan: Plan) -> None:
@@ -116,26 +155,19 @@ def _show_steps(plan: Plan) -> None:
 
 
 def _show_alternatives(plan: Plan) -> None:
-    others = [one for one in plan.alternatives if one.predicted is not None][:ALTERNATIVES_SHOWN]
+    layouts = _other_layouts(plan)
+    rest = [one for one in plan.alternatives if one not in layouts]
+    others = [one for one in rest if one.predicted is not None][:ALTERNATIVES_SHOWN]
     if not others:
         return
-    more = len(plan.alternatives) - len(others)
+    more = len(rest) - len(others)
     _show_points(
         "alternatives, and why each was rejected" + (f" ({more} more with --json)" if more else ""),
         [medians(one.predicted) for one in others],
         ["" for _ in others],
-        [
-            f"{as_text(one.devices)}{_batch(one, plan)}{_laid_out(one, plan)}: {one.reason}"
-            for one in others
-        ],
+        [f"{as_text(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others],
         plan.currency,
     )
-
-
-def _laid_out(one: Alternative, plan: Plan) -> str:
-    """Its layout, if that is not the plan's."""
-    chosen = plan.layout.name if plan.layout is not None else one.layout
-    return f", {one.layout}" if one.layout != chosen else ""
 
 
 def show_held(held: Sequence[HeldDevice] | None) -> None:
@@ -201,6 +233,7 @@ def _show_points(
     marks: Sequence[str],
     about: Sequence[str],
     currency: str | None,
+    of: str = "devices",
 ) -> None:
     """A row for each point: duration, energy and cost, and what it is about."""
     columns = [
@@ -213,7 +246,7 @@ def _show_points(
     if any(marks):
         headers, figures = [*headers, ""], [*figures, list(marks)]
     rows = list(zip(*figures, about, strict=True))
-    table(title, (*headers, "devices"), rows, right=(0, 1, 2))
+    table(title, (*headers, of), rows, right=(0, 1, 2))
 
 
 def _show_batches(plan: Plan) -> None:
@@ -303,6 +336,12 @@ def _batch(one: Alternative | FrontPoint, plan: Plan) -> str:
     if (one.global_batch_size, one.accumulation) == (plan.global_batch_size, plan.accumulation):
         return ""
     return f", batch {one.global_batch_size}{micro(one.accumulation) or ' at once'}"
+
+
+def _laid_out(one: FrontPoint, plan: Plan) -> str:
+    """Its layout, if it is not the plan's."""
+    chosen = plan.layout.name if plan.layout is not None else DATA_PARALLEL
+    return f", {one.layout}" if one.layout != chosen else ""
 
 
 def micro(accumulation: int) -> str:

@@ -10,7 +10,7 @@ from trainwright.estimator.curves import Affine, Interval, Mode
 from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
-from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, LayoutName
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, LayoutName, Sync
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.pool import Device
 
@@ -79,10 +79,23 @@ class NotExceeded(Value):
     cost: float | None = Field(description="in the pool's currency")
 
 
+class LayerGroup(Value):
+    """Layers that the layout treats alike, for one reason."""
+
+    layers: list[str]
+    kinds: list[str] = Field(description="the modules' classes")
+    sync: Sync
+    sent_bytes: float = Field(description="that a device sends for them in a step, at most")
+    why: str = Field(description="the reason, with the bytes of the other ways if these differ")
+
+
 class Alternative(Value):
     """A configuration that was not chosen, with the reason."""
 
     layout: LayoutName = Field(default=DATA_PARALLEL, description="how it divides a step")
+    layout_in_words: str = Field(
+        default="", description="the layout, for people, if it is another than the plan's"
+    )
     devices: dict[str, int] = Field(description="number of devices by kind")
     global_batch_size: int
     accumulation: int = 1
@@ -100,6 +113,7 @@ class FrontPoint(Value):
     devices: dict[str, int] = Field(description="number of devices by kind")
     global_batch_size: int
     accumulation: int = 1
+    layout: LayoutName = Field(default=DATA_PARALLEL, description="how it divides a step")
     feasible: bool = Field(description="within the job's limits at its confidence")
     chosen: bool = Field(default=False, description="the plan itself")
 
@@ -158,6 +172,11 @@ class Plan(Artefact):
         default=None, description="which device holds which part of the model; None: data parallel"
     )
     layout_in_words: str = Field(default="", description="the layout, for people")
+    layout_rule: str | None = Field(default=None, description="why this layout was chosen")
+    by_layer: list[LayerGroup] = Field(
+        default_factory=list,
+        description="how copies of each layer are kept equal, and why; empty: alike for all",
+    )
     layers: list[LayerFacts] = Field(
         default_factory=list,
         description="the model's layers, if the layout treats some of them apart",

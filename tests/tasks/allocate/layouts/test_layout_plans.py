@@ -86,21 +86,69 @@ def test_a_heavy_dense_layer_on_a_slow_network_is_not_summed() -> None:
     assert chosen.strategy["name"] == chosen.layout.name == "hybrid"
     assert step_s(chosen) < step_s(plain) / 5
     require_permitted(chosen.layout, chosen.layers, [one.id for one in chosen.devices])
-    assert "times fewer bytes than summed gradients" in chosen.layout_in_words
-    assert chosen.layout_in_words.startswith("conv, fc7 data parallel, fc6 late-multiply on 2")
+    assert chosen.layout_in_words.startswith("conv, fc7 data parallel on 2 devices; fc6 late-mult")
+    assert chosen.layout_in_words.endswith(" times fewer bytes than summed gradients")
+    assert chosen.layout_rule is not None
+    assert chosen.layout_rule.startswith("the best of 4 layouts by prediction")
+
+
+def test_many_convolutions_are_counted_in_words() -> None:
+    body = [convolution(f"conv{number}", 500) for number in range(6)]
+    words = plan([*body, *HEAVY[1:]], layout="late-multiply").layout_in_words
+    assert words.startswith("6 convolutions data parallel on 2 devices; fc6, fc7 late-multiply: ")
 
 
 def test_other_layouts_are_alternatives_with_why_they_lost() -> None:
-    others = {one.layout: one for one in plan(HEAVY[1:]).alternatives}
-    assert set(others) >= {"data-parallel", "sharded"}
-    assert others["data-parallel"].reason.startswith("a step takes ")
-    assert others["data-parallel"].predicted is not None
+    others = [one for one in plan(HEAVY).alternatives if one.layout_in_words]
+    words = [one.layout_in_words.partition(":")[0] for one in others]
+    assert "all layers data parallel on 2 devices" in words
+    assert "conv data parallel on 2 devices; fc6, fc7 late-multiply" in words
+    assert "conv data parallel on 2 devices; fc6, fc7 sharded by rows" in words
+    assert len(set(words)) == len(words) == 3
+    for one in others:
+        assert one.reason.startswith("a step takes ")
+        assert one.predicted is not None
+
+
+def test_each_layer_is_in_one_group_with_the_reason_for_its_sync() -> None:
+    chosen = plan(HEAVY)
+    groups = {tuple(one.layers): one for one in chosen.by_layer}
+    assert set(groups) == {("conv",), ("fc6",), ("fc7",)}
+    assert groups[("conv",)].why == "no plain product with one weight"
+    assert (groups[("fc6",)].sync, groups[("fc7",)].sync) == ("factors", "sum")
+    # 32 rows of 4096 + 4096 floats to the other device; 2 (n - 1) / n of the gradients
+    assert groups[("fc6",)].sent_bytes == 32 * 8192 * 4
+    assert groups[("fc7",)].sent_bytes == 4 * (4096 * 10 + 10)
+    assert groups[("fc6",)].why == "fewest bytes: 64 MiB summed, 1 MiB as factors, 1.5 MiB by rows"
+    given = {one.layers[0]: one.why for one in plan(HEAVY, layout="sharded").by_layer}
+    assert given["fc6"].startswith("as train.layout says: 64 MiB summed, ")
+
+
+def test_a_plan_says_why_other_layouts_were_not_compared() -> None:
+    alone = plan(HEAVY, hosts=65, global_batch_size=650)
+    assert (alone.layout_rule, alone.by_layer) == ("others are compared for at most 64 devices", [])
+    given = plan(LIGHT, layout="data-parallel")
+    assert given.layout_rule == "as train.layout says"
+    only = plan([convolution("conv", 500), LOSS])
+    assert only.layout_rule == (
+        "the only layout that the model permits; no layer permits late-multiply or sharded: "
+        "conv: a Conv2d is not a plain product with one weight"
+    )
+    enough = "none of the 2 others is better by more than 10 %"
+    assert plan(LIGHT).layout_rule == enough
 
 
 def test_a_faster_layout_that_the_job_did_not_want_says_so() -> None:
     others = {one.layout: one for one in plan(HEAVY, layout="data-parallel").alternatives}
     assert others["hybrid"].reason.endswith("; train.layout chose another")
     assert others["hybrid"].predicted is not None
+
+
+def test_a_mapping_that_fixes_no_layer_leaves_the_choice_to_the_planner() -> None:
+    assert plan(LIGHT, layout={"chunk_bytes": 65536}).layout_in_words.startswith("all layers data")
+    chosen = plan(HEAVY, layout={"chunk_bytes": 65536})
+    assert chosen.layout is not None
+    assert (chosen.layout.name, chosen.layout.chunk_bytes) == ("hybrid", 65536)
 
 
 def test_many_devices_stay_data_parallel_unless_the_job_says_otherwise() -> None:
@@ -162,7 +210,9 @@ def test_a_layout_that_no_layer_permits_is_refused_with_the_reason() -> None:
 
 
 def test_a_layout_between_devices_needs_several_and_known_layers() -> None:
-    with pytest.raises(BadInput, match="got 'sharded'; the plan has one device"):
+    with pytest.raises(BadInput, match=r"got .sharded.; the plan has one device; set devices"):
         plan(HEAVY, hosts=1, layout="sharded")
+    with pytest.raises(BadInput, match=r"train.layout.dense: got 'rows'; the plan has one device"):
+        plan(HEAVY, hosts=1, layout={"dense": "rows"})
     with pytest.raises(BadInput, match="got 'sharded'; the estimate does not say what each layer"):
         plan([], layout="sharded")
