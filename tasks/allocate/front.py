@@ -73,7 +73,7 @@ def point(problem: PlanningProblem, one: Configuration, *, chosen: bool) -> Fron
         global_batch_size=one.batch,
         accumulation=one.accumulation,
         feasible=one.excess(problem.limits) <= 0,
-        layout=one.strategy if one.layout is not None else DATA_PARALLEL,
+        layout=one.layout.name if one.layout is not None else DATA_PARALLEL,
         chosen=chosen,
     )
 
