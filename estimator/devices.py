@@ -15,7 +15,7 @@ from trainwright.estimator.errors import BadInput
 
 EMULATED = "emulated"
 EMULATED_SAMPLE_S = 1e-3
-"""An emulated device takes EMULATED_SAMPLE_S · batch / speed for a step."""
+"""An emulated device takes EMULATED_SAMPLE_S · batch / speed for a step of data parallel."""
 
 HOST_MEMORY_TYPES = ("cpu", EMULATED)
 """Devices whose ranks use the memory of their host."""

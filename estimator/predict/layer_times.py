@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainwright.estimator.curves import Affine, LayerCost, line_through
+from trainwright.estimator.devices import EMULATED_SAMPLE_S
 from trainwright.estimator.structure import Calls, Structure
 
 
@@ -44,3 +45,31 @@ def layer_costs(
     )
     rest = tuple((place, float(count)) for place, count in enumerate(left) if count > 0)
     return layers, line(rest)
+
+
+def emulated_costs(layers: Sequence[LayerCost], batch_size: int) -> tuple[LayerCost, ...]:
+    """The cost of each layer on an emulated device of speed 1: shares of EMULATED_SAMPLE_S.
+
+    In proportion to `layers` at a batch size. The optimizer's update takes no time. Empty if
+    `layers` take none.
+    """
+    total = sum(
+        line(batch_size)
+        for one in layers
+        for line in (one.forward, one.input_gradient, one.weight_gradient)
+    )
+    if total <= 0:
+        return ()
+
+    def share(line: Affine) -> Affine:
+        return Affine(fixed=0.0, per_sample=EMULATED_SAMPLE_S * line(batch_size) / total)
+
+    return tuple(
+        LayerCost(
+            name=one.name,
+            forward=share(one.forward),
+            input_gradient=share(one.input_gradient),
+            weight_gradient=share(one.weight_gradient),
+        )
+        for one in layers
+    )

@@ -39,7 +39,7 @@ from trainwright.estimator.memory.step_memory import (
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.predict.energy import PowerDraw, datasheet_power, power_of, step_energy
-from trainwright.estimator.predict.layer_times import layer_costs
+from trainwright.estimator.predict.layer_times import emulated_costs, layer_costs
 from trainwright.estimator.predict.op_cost import Roofline
 from trainwright.estimator.predict.step_work import cost_family
 from trainwright.estimator.quantiles import NINETY
@@ -115,6 +115,8 @@ def predict_curve(
             else [_roofline(structure, device, size) for size in few]
         )
         layers = layer_costs(structure, few, by_operation)
+        if device_type == EMULATED:
+            layers = emulated_costs(layers[0], at), Affine(fixed=0.0, per_sample=0.0)
     power = _power(device_type, calibration, cores, power_w)
     memory = [peak_bytes(structure, size) for size in sizes]
     safe = rising(

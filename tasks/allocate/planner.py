@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from trainwright.estimator.curves import LayerCost
+from trainwright.estimator.devices import EMULATED
 from trainwright.estimator.predict.energy import power_of
 from trainwright.tasks.allocate.alternatives import alternatives, other_layouts
 from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
@@ -128,6 +130,7 @@ def _document(
         layout_rule=laid.rule,
         by_layer=laid.by_layer,
         layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
+        emulated_layers=_emulated_layers(result),
         predicted=result.cost.prediction(),
         not_exceeded=result.cost.not_exceeded(job.objective.confidence),
         deadline_s=job.objective.deadline,
@@ -152,6 +155,13 @@ def _document(
         window_s=None if math.isinf(window_s) else window_s,
         solve_time_s=solve_time_s,
     )
+
+
+def _emulated_layers(result: Configuration) -> list[LayerCost]:
+    """What an emulated device of the plan needs for each layer."""
+    kinds = [result.topology.model.kind(device) for device, _ in result.devices()]
+    curves = [kind.curve for kind in kinds if kind.curve.device_type == EMULATED]
+    return list(curves[0].layers) if curves else []
 
 
 def planned(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright.estimator.curves import Affine, Interval, Mode
+from trainwright.estimator.curves import Affine, Interval, LayerCost, Mode
 from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
@@ -180,6 +180,11 @@ class Plan(Artefact):
     layers: list[LayerFacts] = Field(
         default_factory=list,
         description="the model's layers, if the layout treats some of them apart",
+    )
+    emulated_layers: list[LayerCost] = Field(
+        default_factory=list,
+        description="seconds of each layer for a sample on an emulated device of speed 1; empty: "
+        "not known, or no device is emulated",
     )
     predicted: Prediction | None
     not_exceeded: NotExceeded | None = Field(

@@ -11,13 +11,16 @@ give the gradient of the joint batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch  # noqa: TID253 - only ranks import this
 from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
 Dense = nn.Linear | nn.Conv2d | nn.Embedding
+Phase = Literal["forward", "input_gradient", "weight_gradient"]
+"""The products of a layer in a step."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Factors(NamedTuple):

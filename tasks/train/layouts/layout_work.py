@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -12,7 +12,7 @@ from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.exchange.collective import Exchange
 from trainwright.tasks.train.layouts.cuts import cuts_among
-from trainwright.tasks.train.layouts.factors import Factors
+from trainwright.tasks.train.layouts.factors import Factors, Phase
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
 from trainwright.tasks.train.layouts.sharded import Sharded
 
@@ -55,6 +55,13 @@ class LayoutWork:
         """the parameters whose gradients are summed, in the order of the forward pass"""
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""
+        self.computed: Callable[[str, Phase, float], None] = lambda *_: None
+        """called after a product of the joint batch: layer, phase, samples · share of rows"""
+        self._rows_per_sample = {
+            one.name: one.dense.rows_per_sample for one in layers if one.dense is not None
+        }
+        for each in self.sharded:
+            each.computed = self._computed
         self.last = True
         """whether this is the step's last backward pass"""
         self.loss_scale = 1.0
@@ -67,6 +74,9 @@ class LayoutWork:
         self.overflowed = False
         """whether a factor of this rank is not finite"""
         self._sent: list[tuple[LateMultiplied, Factors, Any]] = []
+
+    def _computed(self, layer: str, phase: Phase, rows: float) -> None:
+        self.computed(layer, phase, rows / self._rows_per_sample[layer])
 
     @property
     def is_cut(self) -> bool:
@@ -149,3 +159,4 @@ class LayoutWork:
                 for rank in range(self._exchange.size)
             ]
             self.joint_square += late.finish(parts)
+            self._computed(late.name, "weight_gradient", sum(len(one.inputs) for one in parts))

@@ -14,7 +14,7 @@ Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053 (with equal parts).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -26,6 +26,7 @@ from trainwright.tasks.train.exchange.collective import Exchange
 from trainwright.tasks.train.layouts.factors import (
     Dense,
     Factors,
+    Phase,
     forward_of,
     joined,
     multiply,
@@ -56,6 +57,8 @@ class Sharded:
         self.cuts: Cuts | None = None
         """None: this rank holds all rows"""
         self._own = (0, self.total)
+        self.computed: Callable[[str, Phase, float], None] = lambda *_: None
+        """called after a product: layer, phase, rows of all ranks · share of the weight's rows"""
         self.part = 0
         """the number of the micro-batch"""
         self._kept: list[list[Factors]] = []
@@ -118,6 +121,11 @@ class Sharded:
         device = self.module.weight.device
         return {**{rank: one.to(device) for rank, one in found.items()}, own: to[own]}
 
+    def _note(self, phase: Phase, inputs: Sequence[torch.Tensor]) -> None:
+        """A product of these inputs and this rank's rows has been computed."""
+        rows = sum(len(one) for one in inputs)
+        self.computed(self.name, phase, rows * self.rows_held / self.total)
+
     def _by_rank(self, found: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         return [found[rank] for rank in range(self._exchange.size)]
 
@@ -136,6 +144,7 @@ class Sharded:
         rows = torch.cat(everyone)
         product = functional.linear(rows, weight.flatten(1), bias)
         pieces = product.split([len(one) for one in everyone])
+        self._note("forward", everyone)
         came = self._by_rank(self._send("outputs", dict(enumerate(pieces))))
         return torch.cat(came, dim=1)
 
@@ -146,6 +155,7 @@ class Sharded:
             rank: weight[tokens[self._has(tokens, self._exchange.rank)] - self._own[0]]
             for rank, tokens in enumerate(everyone)
         }
+        self._note("forward", everyone)
         came = self._send("outputs", pieces)
         found = weight.new_empty((len(own), weight.shape[1]))
         for rank, rows in came.items():
@@ -188,6 +198,7 @@ class Sharded:
             return None
         partial = torch.cat(came) @ weight.flatten(1).to(gradient.dtype)
         parts = dict(enumerate(partial.split([len(one) for one in everyone])))
+        self._note("input_gradient", everyone)
         sums = self._by_rank(self._send("input gradients", parts))
         return torch.stack(sums).sum(0)
 
@@ -214,6 +225,10 @@ class Sharded:
         for parameter, gradient in zip(self.parameters.values(), found, strict=True):
             if parameter.requires_grad:
                 parameter.grad = gradient.to(parameter.dtype)
+        rows = sum(len(one.inputs) for one in by_rank)
+        looked_up = isinstance(self.module, nn.Embedding)  # these are of this rank's rows already
+        share = 1.0 if looked_up else self.rows_held / self.total
+        self.computed(self.name, "weight_gradient", rows * share)
         return [square(self.module, one) for one in by_rank]
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np  # noqa: TID253 - only ranks import this
 import torch  # noqa: TID253
 
-from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
+from trainwright.estimator.devices import half_precision
 from trainwright.estimator.memory.freed_memory import keep_freed_memory
 from trainwright.estimator.precision import autocast, for_loss
 from trainwright.estimator.predict.communication import GRADIENT_BUCKET_BYTES
+from trainwright.estimator.trace.layer_tracker import LOSS
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
@@ -31,6 +32,7 @@ from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.exchange.collective import Exchange, PeersLost
 from trainwright.tasks.train.rank import keyed_dropout
 from trainwright.tasks.train.rank.batch_loader import BatchTensors
+from trainwright.tasks.train.rank.emulated_device import EmulatedDevice
 from trainwright.tasks.train.rank.gradients import GradientSum, clip
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.replica import Replica
@@ -84,9 +86,11 @@ class Rank(Replica):
         self._joint_square, self._rows_square = 0.0, 0.0
         self.stop_asked = False
         self.leave_asked: Callable[[], bool] = lambda: False
-        self._speed = request.plan.devices[number].speed
+        self._emulated = self._emulation(request.plan.devices[number].speed)
         self.rest_s = 0.0
         """the rank's compute time outside `StepFigures.own_s`, measured in the previous step"""
+        self._late_s = 0.0
+        """the part of the previous step's `own_s` after its figures were summed"""
         self._proven = False
         """whether the model has completed a pass: an error before that is raised as BadInput"""
         self._skip = False
@@ -122,6 +126,26 @@ class Rank(Replica):
         """
         devices = request.plan.devices
         self._figures = Figures(collective, device, own_meter(devices[number], devices, device))
+
+    def _own_clock_s(self) -> float:
+        """A clock that stands still while the rank waits for others."""
+        return time.perf_counter() - self.collective.wait_s
+
+    def _emulation(self, speed: float | None) -> EmulatedDevice | None:
+        """What makes the rank as slow as an emulated device of this speed."""
+        if speed is None:
+            return None
+        plan = self.request.plan
+        syncs = plan.layout.sync if plan.layout is not None else {}
+        emulated = EmulatedDevice(speed, plan.emulated_layers, syncs, self._own_clock_s)
+        emulated.watch(self.model)
+        self._layout.computed = emulated.joint
+        return emulated
+
+    @property
+    def emulated_s(self) -> float | None:
+        """What the last step took an emulated device; None if the device is real."""
+        return self._emulated.due_s if self._emulated is not None else None
 
     def used(self) -> dict[str, float]:
         """Peak memory on its device, and the CPU time of its process."""
@@ -160,6 +184,8 @@ class Rank(Replica):
             for module, name, value in self._before_step:
                 module._buffers[name].copy_(value)  # type: ignore[union-attr]
         self._before_step = self.computing_since = None
+        if self._emulated is not None:
+            self._emulated.stop()
         self._gradients.begin()
         self._layout.begin()
         self.model.train()
@@ -176,6 +202,8 @@ class Rank(Replica):
         started, waited = time.perf_counter(), self.collective.wait_s
         self.computing_since = time.monotonic() if self._updated else None
         self._figures.begin()
+        if self._emulated is not None:
+            self._emulated.begin(self.rest_s)
         self._seed(step)
         self.collective.step = step
         self._batch_size = size = places[1] - places[0]
@@ -205,11 +233,9 @@ class Rank(Replica):
             raise OutOfMemory(
                 f"a batch of {size} does not fit into memory", batch_size=size
             ) from None
+        if self._emulated is not None:
+            self._emulated.end_passes(passes * size)
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
-        if self._speed is not None:  # an emulated device sleeps for the rest of its compute time
-            emulated = EMULATED_SAMPLE_S * passes * size / self._speed - self.rest_s
-            time.sleep(max(0.0, emulated - own))
-            own = max(own, emulated)
         # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The joint |g|² of the last
         # step comes from the first rank: its last digit may differ between device types, but all
         # ranks must decide by the same value.
@@ -229,12 +255,17 @@ class Rank(Replica):
             self._gradients.overflowed or self._layout.overflowed,
         ]
         head = torch.tensor([*scalars, *self._gradients.used], dtype=torch.float64)
-        figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
+        figures = torch.cat([head, self._figures.arrive(own + self.rest_s + self._late_s)])
         summed = self.collective.sum_(figures, "figures").tolist()
         # If ranks share a core, let the others leave the sum before this one continues.
         os.sched_yield()
         self._gradients.finish(summed[len(scalars) : len(head)])
+        began_s = self._own_clock_s()
         self._layout.finish()
+        if self._emulated is not None:
+            self._emulated.settle()
+        self._late_s = self._own_clock_s() - began_s
+        own += self._late_s
         self._figures.finish(summed[len(head) :])
         loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[
             : len(scalars)
@@ -344,6 +375,8 @@ class Rank(Replica):
         for number, part in enumerate(parts):
             self._gradients.last = number == len(parts) - 1
             self._layout.begin_part(number, last=self._gradients.last)
+            if self._emulated is not None:
+                self._emulated.begin_part(len(part))
             for joint in self._joined:
                 joint.weight = 1.0 if len(part) else 0.0
             # An empty part must still join the sums: it runs one sample with weight 0.
@@ -361,6 +394,8 @@ class Rank(Replica):
                 continue
             self.optimizer.zero_grad(set_to_none=True)
             self._key_dropout(part)
+            if self._emulated is not None:
+                self._emulated.begin_part(len(part))
             found = self._forward_backward(self._part(part), 1.0)
             if self._unscaled():
                 self._optimizer_step(self.learning_rate)
@@ -409,6 +444,9 @@ class Rank(Replica):
         inputs, targets = self._given(rows)
         try:
             outputs, loss = self._forward(inputs, targets)
+            if self._emulated is not None:
+                self._emulated.forward(LOSS)
+                self._emulated.backward(LOSS)
             (loss * (weight * self._gradients.loss_scale)).backward()
             if self._gradients.last:
                 self._gradients.send_rest()

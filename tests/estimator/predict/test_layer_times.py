@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainwright.estimator.curves import Affine
+from trainwright.estimator.devices import EMULATED_SAMPLE_S
 from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.structure import LayerWork, Operation, Structure
 
@@ -59,7 +60,20 @@ def test_layers_and_update_add_up_to_the_step(device: str, batch: int) -> None:
     curve = predict_curve(structure(*LAYERS), None, device_type=device, speed=speed, cores=cores)
     layers, update_s = curve.layer_seconds(batch)
     assert sum(map(sum, layers)) + update_s == pytest.approx(curve.median_s(batch))
-    assert update_s > 0
+    assert (update_s > 0) == (device != "emulated")
+
+
+def test_an_emulated_device_takes_time_in_proportion_to_samples() -> None:
+    curve = predict_curve(structure(*LAYERS), None, device_type="emulated", speed=4.0)
+    layers, _ = curve.layer_seconds(7)
+    more, _ = curve.layer_seconds(70)
+    assert sum(map(sum, layers)) == pytest.approx(7 * EMULATED_SAMPLE_S / 4)
+    for few, many in zip(layers, more, strict=True):
+        assert many == pytest.approx([10 * one for one in few])
+    whole = [
+        one.forward(1) + one.input_gradient(1) + one.weight_gradient(1) for one in curve.layers
+    ]
+    assert sum(whole) == pytest.approx(EMULATED_SAMPLE_S)
 
 
 def test_time_follows_the_calls_of_each_phase() -> None:
