@@ -18,9 +18,9 @@ from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
 Dense = nn.Linear | nn.Conv2d | nn.Embedding
-Phase = Literal["forward", "input_gradient", "weight_gradient"]
+ProductPhase = Literal["forward", "input_gradient", "weight_gradient"]
 """The products of a layer in a step."""
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[ProductPhase, ...] = get_args(ProductPhase)
 
 
 class Factors(NamedTuple):

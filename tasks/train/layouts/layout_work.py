@@ -12,7 +12,7 @@ from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.exchange.collective import Exchange
 from trainwright.tasks.train.layouts.cuts import cuts_among
-from trainwright.tasks.train.layouts.factors import Factors, Phase
+from trainwright.tasks.train.layouts.factors import Factors, ProductPhase
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
 from trainwright.tasks.train.layouts.sharded import Sharded
 
@@ -55,7 +55,7 @@ class LayoutWork:
         """the parameters whose gradients are summed, in the order of the forward pass"""
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""
-        self.computed: Callable[[str, Phase, float], None] = lambda *_: None
+        self.computed: Callable[[str, ProductPhase, float], None] = lambda *_: None
         """called after a product of the joint batch: layer, phase, samples · share of rows"""
         self._rows_per_sample = {
             one.name: one.dense.rows_per_sample for one in layers if one.dense is not None
@@ -75,7 +75,7 @@ class LayoutWork:
         """whether a factor of this rank is not finite"""
         self._sent: list[tuple[LateMultiplied, Factors, Any]] = []
 
-    def _computed(self, layer: str, phase: Phase, rows: float) -> None:
+    def _computed(self, layer: str, phase: ProductPhase, rows: float) -> None:
         self.computed(layer, phase, rows / self._rows_per_sample[layer])
 
     @property

@@ -26,7 +26,7 @@ from trainwright.tasks.train.exchange.collective import Exchange
 from trainwright.tasks.train.layouts.factors import (
     Dense,
     Factors,
-    Phase,
+    ProductPhase,
     forward_of,
     joined,
     multiply,
@@ -57,7 +57,7 @@ class Sharded:
         self.cuts: Cuts | None = None
         """None: this rank holds all rows"""
         self._own = (0, self.total)
-        self.computed: Callable[[str, Phase, float], None] = lambda *_: None
+        self.computed: Callable[[str, ProductPhase, float], None] = lambda *_: None
         """called after a product: layer, phase, rows of all ranks · share of the weight's rows"""
         self.part = 0
         """the number of the micro-batch"""
@@ -121,7 +121,7 @@ class Sharded:
         device = self.module.weight.device
         return {**{rank: one.to(device) for rank, one in found.items()}, own: to[own]}
 
-    def _note(self, phase: Phase, inputs: Sequence[torch.Tensor]) -> None:
+    def _note(self, phase: ProductPhase, inputs: Sequence[torch.Tensor]) -> None:
         """A product of these inputs and this rank's rows has been computed."""
         rows = sum(len(one) for one in inputs)
         self.computed(self.name, phase, rows * self.rows_held / self.total)

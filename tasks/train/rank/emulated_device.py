@@ -26,10 +26,10 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 from trainwright.estimator.curves import LayerCost
 from trainwright.estimator.devices import EMULATED_SAMPLE_S
 from trainwright.tasks.runs.artefacts.layout import Sync
-from trainwright.tasks.train.layouts.factors import PHASES, Phase
+from trainwright.tasks.train.layouts.factors import PHASES, ProductPhase
 
 LEAST_SLEEP_S = 1e-3
-_JOINT: Mapping[Sync, tuple[Phase, ...]] = {
+_JOINT: Mapping[Sync, tuple[ProductPhase, ...]] = {
     "sum": (),
     "average": (),
     "factors": ("weight_gradient",),
@@ -70,7 +70,7 @@ class EmulatedDevice:
         self._began_s = 0.0
         self._samples = 0
         self._layers = {one.name for one in layers}
-        self._done: set[tuple[str, Phase]] = set()
+        self._done: set[tuple[str, ProductPhase]] = set()
         self._active = False
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -111,7 +111,7 @@ class EmulatedDevice:
         self._own(layer, "input_gradient")
         self._own(layer, "weight_gradient")
 
-    def _own(self, layer: str, phase: Phase) -> None:
+    def _own(self, layer: str, phase: ProductPhase) -> None:
         """An action on the micro-batch of this rank; counted once, however often a layer runs."""
         action = layer, phase
         if self._active and action not in self._joint and action not in self._done:
@@ -119,7 +119,7 @@ class EmulatedDevice:
             self.due_s += self._sample_s.get(action, 0.0) * self._samples
             self._catch_up(LEAST_SLEEP_S)
 
-    def joint(self, layer: str, phase: Phase, samples: float) -> None:
+    def joint(self, layer: str, phase: ProductPhase, samples: float) -> None:
         """A product of the joint batch: as many samples, times the share of rows if it has some."""
         if self._active:
             seconds = self._sample_s.get((layer, phase), 0.0) * samples
