@@ -1,0 +1,284 @@
+"""How training recovers from killed ranks, in each layout.
+
+    python tests/benchmarks/train/layout_recovery.py [LAYOUT ...] [--kills 10] [--seed N]
+        [--seeds 3] [--backend torch] [--between 3 8] [--most-s 60]
+
+For each layout, a job with this `train.layout` is planned on three emulated devices (speeds 2:1:1)
+and trained. Random ranks are killed by SIGKILL, some seconds apart, at any point of a step, of an
+evaluation, or while a group forms. Printed for each kill: the seconds until two steps are finished
+again (one may have been almost finished at the kill), and the finished steps that were lost. A
+training that finishes no step for `--most-s` seconds counts as hanging, and is stopped.
+
+At the end, for each layout: median and worst of both, and the accuracy on held-out rows beside that
+of undisturbed trainings of the same plan with `--seeds` seeds, the first of which is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
+
+import doors
+from recovery import Watch, line, seed_noise, verdict, wait_for
+
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.preview import plan_job
+from trainwright.tasks.data import dataset
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.train import TrainRequest, train
+
+LAYOUTS = ("data-parallel", "late-multiply", "sharded", "hybrid", "averaging")
+SPEEDS = (2.0, 1.0, 1.0)
+BATCH, EVERY, STEP_S = 120, 25, 0.04
+TRAIN_ROWS = 1438
+BAR_S = 10.0
+MODEL = """
+import torch
+
+
+def build_model():
+    return torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.1),
+        torch.nn.Linear(128, 96), torch.nn.ReLU(),
+        torch.nn.Linear(96, 10),
+    )
+"""
+
+
+@dataclass
+class Outcome:
+    """What the kills of one training cost."""
+
+    recovered_s: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    accuracy: float = 0.0
+    samples: int = 0
+
+
+class StepWatch(Watch):
+    """Also records with how many finished steps each group begins."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.begun: list[tuple[float, int]] = []
+
+    def hear(self, event: dict[str, Any]) -> None:
+        super().hear(event)
+        if event["event"] == "split":
+            self.begun.append((time.monotonic(), event["step"]))
+
+    def finished_since(self, moment: float) -> list[float]:
+        """When steps were finished since then; a return to an earlier step is none."""
+        seen = list(self.seen)
+        pairs = zip(seen, seen[1:], strict=False)
+        return [at for (_, before), (at, step) in pairs if step > before and at > moment]
+
+    def lost_since(self, moment: float, step: int) -> int:
+        """How many of the steps that were finished then, or later, were lost."""
+        newest, lost = step, 0
+        changes = [(at, one, False) for at, one in list(self.seen)]
+        changes += [(at, begun - 1, True) for at, begun in list(self.begun)]
+        for at, last, is_begin in sorted(changes):
+            if at <= moment:
+                continue
+            if is_begin:
+                lost += max(0, newest - last)
+                newest = last
+            else:
+                newest = max(newest, last)
+        return lost
+
+
+def request_of(folder: Path, layout: str, epochs: int, given: argparse.Namespace) -> TrainRequest:
+    """A job with this layout, as it is planned."""
+    source = folder / "source"
+    source.mkdir()
+    (source / "net.py").write_text(MODEL)
+    devices = [{"type": "emulated", "speed": speed} for speed in SPEEDS]
+    pool = {"name": "three", "hosts": [{"name": "here", "address": "localhost"}]}
+    pool["hosts"][0]["devices"] = devices  # type: ignore[index]
+    (folder / "pool.json").write_text(json.dumps(pool))
+    job = Job.model_validate(
+        {
+            "name": "case",
+            "pool": str(folder / "pool.json"),
+            "data": {"uri": "builtin:digits"},
+            "model": {"source": str(source / "net.py")},
+            "devices": {"min_count": 1},
+            "objective": {"minimize": "time"},
+            "train": {
+                "layout": layout,
+                "epochs": epochs,
+                "global_batch_size": BATCH,
+                "learning_rate": 0.02,
+                "optimizer": {"name": "momentum"},
+                "schedule": "cosine",
+                "backend": given.backend,
+                "adaptive_split": False,
+                "checkpoint": {"every_steps": EVERY, "keep_best": False},
+                "seed": given.seed,
+            },
+        }
+    )
+    settings = doors.settings()
+    plan = plan_job(job, settings)
+    if len(plan.devices) != len(SPEEDS):
+        raise SystemExit(f"{layout}: the plan has {len(plan.devices)} devices")
+    return TrainRequest(
+        job=job,
+        plan=plan,
+        learning_rate=0.02,
+        schema=dataset.describe(job.data),
+        source_folder=str(source),
+        entry="net.py",
+        run_uri=(folder / "run").as_uri(),
+        work_folder=str(folder / "work"),
+        settings=settings,
+    )
+
+
+def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
+    """Train with kills."""
+    draw, found, stop = random.Random(given.seed), Outcome(), threading.Event()
+    watch = StepWatch(Path(asked.work_folder).parent)
+
+    def kill_ranks() -> None:
+        wait_for(lambda: watch.step >= 10, watch)
+        for number in range(given.kills):
+            watch.over.wait(draw.uniform(*given.between))
+            alive = sorted(one for one, there in watch.loaded.items() if there)
+            if watch.over.is_set() or not alive:
+                return
+            victim = draw.choice(alive)
+            now, step = time.monotonic(), watch.step
+            os.kill(watch.pids[victim], signal.SIGKILL)
+            wait_for(
+                lambda now=now: (
+                    len(watch.finished_since(now)) >= 2 or time.monotonic() > now + given.most_s
+                ),
+                watch,
+            )
+            finished = watch.finished_since(now)
+            if len(finished) < 2:
+                if not watch.over.is_set():
+                    print(f"kill {number + 1}: rank {victim}: hangs", flush=True)
+                    stop.set()
+                return
+            found.recovered_s.append(finished[1] - now)
+            found.lost.append(watch.lost_since(now, step))
+            print(
+                f"kill {number + 1}: rank {victim} of {len(alive)} loaded at step {step}: "
+                f"{found.recovered_s[-1]:.2f} s, {found.lost[-1]} steps lost",
+                flush=True,
+            )
+
+    threads = [threading.Thread(target=watch.follow), threading.Thread(target=kill_ranks)]
+    with progress.listening(watch.hear):
+        for thread in threads:
+            thread.start()
+        try:
+            result = train(asked, stop=stop)
+        finally:
+            watch.over.set()
+            for thread in threads:
+                thread.join()
+    found.accuracy = result.metrics["accuracy"]
+    found.samples = sum(device.samples for device in result.devices)
+    return found
+
+
+def undisturbed(asked: TrainRequest, folder: Path, seeds: list[int]) -> list[float]:
+    """Accuracies of the same plan on devices that are as fast as this machine."""
+    devices = [one.model_copy(update={"speed": 1e6}) for one in asked.plan.devices]
+    plan, found = asked.plan.model_copy(update={"devices": devices}), []
+    for seed in seeds:
+        spec = asked.job.train.model_copy(update={"seed": seed})
+        work = folder / f"undisturbed-{seed}"
+        changes = {
+            "plan": plan,
+            "job": asked.job.model_copy(update={"train": spec}),
+            "run_uri": (work / "run").as_uri(),
+            "work_folder": str(work / "work"),
+        }
+        found.append(train(asked.model_copy(update=changes)).metrics["accuracy"])
+    return found
+
+
+def report(layout: str, epochs: int, found: Outcome, others: list[float], kills: int) -> None:
+    """Print the figures of a layout, and whether each bar is met."""
+    survived = len(found.recovered_s)
+    worst, most = max(found.recovered_s, default=BAR_S), max(found.lost, default=0)
+    lost = f"median {statistics.median(found.lost):g}" if found.lost else "none"
+    verdicts = [
+        verdict(f"{survived} of {kills} kills survived", survived == kills),
+        verdict(f"goes on after {line(found.recovered_s)}, bar {BAR_S:g} s", worst <= BAR_S),
+        verdict(f"steps lost: {lost}, worst {most}, bar {EVERY}", most <= EVERY),
+        verdict(
+            f"each sample counted once: {found.samples} of {epochs * TRAIN_ROWS}",
+            found.samples == epochs * TRAIN_ROWS,
+        ),
+    ]
+    if others:
+        difference = found.accuracy - others[0]
+        verdicts.append(f"accuracy of the same seed undisturbed: {difference:+.4f}")
+    if len(others) > 1:
+        verdicts.append(seed_noise(found.accuracy, others))
+    for one in verdicts:
+        print(f"{layout}: {one}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help=f"of {', '.join(LAYOUTS)}")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="of undisturbed trainings")
+    parser.add_argument("--backend", default="torch", choices=["torch", "horovod"])
+    parser.add_argument(
+        "--between",
+        type=float,
+        nargs=2,
+        default=[3.0, 8.0],
+        help="seconds from a recovery to the next kill",
+    )
+    parser.add_argument("--most-s", type=float, default=60.0, help="counts as hanging")
+    given = parser.parse_args()
+    layouts = given.layouts or list(LAYOUTS)
+    if unknown := set(layouts) - set(LAYOUTS):
+        parser.error(f"LAYOUT: got {min(unknown)}; allowed: {', '.join(LAYOUTS)}")
+    cycle_s = statistics.mean(given.between) + 1.5
+    epochs = round(cycle_s * (given.kills + 1) / STEP_S * BATCH / TRAIN_ROWS)
+    for layout in layouts:
+        with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+            os.environ["TRAINWRIGHT_HOME"] = f"{name}/home"
+            stack.callback(os.environ.pop, "TRAINWRIGHT_HOME")
+            asked = request_of(Path(name), layout, epochs, given)
+            placed = asked.plan.layout
+            print(f"\n{layout}: {placed.sync if placed else 'one device'}, {epochs} epochs")
+            found = disturbed(asked, given)
+            seeds = [given.seed + one for one in range(given.seeds)]
+            report(layout, epochs, found, undisturbed(asked, Path(name), seeds), given.kills)
+
+
+if __name__ == "__main__":
+    main()
