@@ -58,18 +58,23 @@ def hold_all_rows(rank: Replica, source: int, *, holds: bool) -> bool:
     All ranks call it. `source` has the newest state; `holds`: whether this rank has it too. Returns
     whether all rows are there.
     """
-    peers = rank.collective
-    layers = rank.rows_of_layers()
+    peers, layers = rank.collective, rank.rows_of_layers()
     if not layers:
         return True
-    cut = torch.zeros(1 + len(layers), dtype=torch.float64)
+    # By rank: whether it holds a part only, and whether it has the newest state and all rows. A
+    # rank may hold all if others were lost while the last group formed.
+    found = torch.zeros(2 * peers.size + len(layers), dtype=torch.float64)
+    found[peers.rank] = rank.is_cut
+    found[peers.size + peers.rank] = holds and not rank.is_cut
     if holds:
-        cut[0] = rank.is_cut
-        cut[1:] = torch.tensor([held for held, _ in layers])
-    is_cut, *held = peers.sum_(cut, "rows held").tolist()
-    if not is_cut:
+        found[2 * peers.size :] = torch.tensor([held for held, _ in layers])
+    cut, whole, held = peers.sum_(found, "rows held").split([peers.size, peers.size, len(layers)])
+    if not cut.any():
         return True
-    if any(found != total for found, (_, total) in zip(held, layers, strict=True)):
+    if whole.any():
+        source = int(whole.argmax())
+        holds = peers.rank == source
+    elif held.tolist() != [total for _, total in layers]:
         return False
     shapes = take_document(peers, row_shapes(rank) if peers.rank == source else {}, "rows", source)
     rank.hold_all_rows(whole_rows(rank, shapes, holds=holds))

@@ -24,7 +24,7 @@ from trainwright.tasks.train.record.tensorboard import Events
 from trainwright.tasks.train.record.timings import RankFigures
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.early_stopping import deciding_metric, early_stop, score_of
-from trainwright.tasks.train.worker.state_sync import agree, begin, go_back, take_all
+from trainwright.tasks.train.worker.state_sync import agree, return_to_checkpoint, take_all
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 MOST_SETBACKS = 3
@@ -240,19 +240,9 @@ class Training:
             )
         rank.abandon_step()
         members = self._members
-        self.steps.cut()
-        self.saver.settle()
-        # A barrier: the launcher may drop checkpoints only when no rank writes one.
-        rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
-        begin(self, go_back(self) if rank.first else None)
-        take_all(self, 0)
+        take_all(self, 0, return_to_checkpoint(self))
         rank.cut(members)
         state = self._state
-        if rank.first:
-            self.channel.send("back", step=state.step)
-            assert self.writer is not None
-            self.writer.close()
-            self.writer = None
         self._open_writer()
         state.setbacks, state.rate_factor = setbacks, factor
         self.committed = state.step

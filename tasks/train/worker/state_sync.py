@@ -29,23 +29,56 @@ if TYPE_CHECKING:
 
 def agree(training: Training, group: WorkerGroup) -> None:
     """Take the state of the member with the most steps, and complete the journals up to it."""
-    peers, state = training.rank.collective, training.state
+    rank, peers, state = training.rank, training.rank.collective, training.state
+    training.saver.join(group)
     training.steps.cut()  # before the first member lets the launcher align all journals
     # Each member fills its own slot with its finished steps + 1 (0: no state), so the sum is the
     # list of all members' counts.
     finished = torch.zeros(peers.size, dtype=torch.float64)
     finished[peers.rank] = state.step + 1 if state is not None else 0
     counts = peers.sum_(finished, "finished").tolist()
-    source = counts.index(max(counts))
-    if max(counts) == 0:
-        begin(training, _here(training, group.checkpoint))
-    elif not hold_all_rows(training.rank, source, holds=finished[peers.rank] == max(counts)):
-        # A rank is gone with rows that no other has.
-        begin(training, go_back(training) if training.rank.first else None)
-        source = 0
-    take_all(training, source)
-    training.redo |= group.broken and training.saved > group.committed
-    training.saver.join(group)
+    newest, source, back = max(counts), counts.index(max(counts)), False
+    if newest == 0:
+        state, source = begin(training, _here(training, group.checkpoint)), 0
+    else:
+        holds = counts[peers.rank] == newest
+        if rank.rows_of_layers() and not holds:
+            training.state = None  # it will have newer rows beside its other parameters
+        back = not hold_all_rows(rank, source, holds=holds)
+        if back:
+            state, source = _without_lost_rows(training), 0
+    take_all(training, source, state)
+    if back:
+        training.committed = training.saved
+    training.redo |= group.broken and training.saved > training.committed
+
+
+def _without_lost_rows(training: Training) -> files.CheckpointState | None:
+    """Go back to the newest checkpoint: a rank is gone with rows that no other has."""
+    rank = training.rank
+    if rank.first:
+        message = "rows of sharded layers were lost with a rank; training goes back to a checkpoint"
+        training.channel.send("notice", message=message)
+    return return_to_checkpoint(training)
+
+
+def return_to_checkpoint(training: Training) -> files.CheckpointState | None:
+    """Let all members return to the newest checkpoint; the result is the first member's state.
+
+    Raises the launcher's error.
+    """
+    rank = training.rank
+    training.steps.cut()
+    if training.writer is not None:  # the next one begins at the checkpoint's step
+        training.writer.close()
+        training.writer = None
+    training.saver.settle()
+    # A barrier: the launcher may drop checkpoints only when no rank writes one.
+    rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
+    state = begin(training, go_back(training) if rank.first else None)
+    if state is not None:
+        training.channel.send("back", step=state.step)
+    return state
 
 
 def _here(training: Training, folder: str | None) -> str | None:
@@ -68,47 +101,51 @@ def go_back(training: Training) -> str | None:
     return _here(training, answer["checkpoint"])
 
 
-def begin(training: Training, folder: str | None) -> None:
-    """Start from the checkpoint in a folder, or at step 0."""
+def begin(training: Training, folder: str | None) -> files.CheckpointState | None:
+    """Start from the checkpoint in a folder, or at step 0.
+
+    Returns the first member's state. The others have none until they take it: if the first is lost
+    before, they must not count as ranks that finished no step.
+    """
     rank, plan = training.rank, training.rank.request.plan
     if rank.is_cut:
         rank.hold_all_rows()
-    training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
+    training.state = training.last = None
+    training.saved, training.best_at, training.redo = 0, 0, False
     if folder is None or not rank.first:
         rank.begin_anew()
         if folder is None:
             rank.adapt()
         split = [planned.batch_size for planned in plan.devices]
-        training.state = files.CheckpointState(step=0, epoch=0, samples=0, split=split)
         training.batch.take_up({})
-        return
-    training.state, model, optimizer = files.read_local(Path(folder))
-    if training.state.samples < 0:  # an old checkpoint: the batch never changed then
-        training.state.samples = samples_after(
-            training.state.step, training.rows, sum(training.state.split)
-        )
-    training.batch.take_up(training.state.adaptive)
+        first = files.CheckpointState(step=0, epoch=0, samples=0, split=split)
+        return first if rank.first else None
+    state, model, optimizer = files.read_local(Path(folder))
+    if state.samples < 0:  # an old checkpoint: the batch never changed then
+        state.samples = samples_after(state.step, training.rows, sum(state.split))
+    training.batch.take_up(state.adaptive)
     rank.load_state(model)
     rank.load_optimizer_state(optimizer)
-    if len(training.state.split) != len(training.batch.weights):
+    if len(state.split) != len(training.batch.weights):
         # written with another plan's devices: `enter` splits the same batch among this plan's
         planned = [device.batch_size for device in plan.devices]
-        training.state.split, training.state.members = (
-            shares(sum(training.state.split), planned),
-            [],
-        )
-    training.saved = training.state.step
+        state.split, state.members = shares(sum(state.split), planned), []
+    training.saved = state.step
+    return state
 
 
-def take_all(training: Training, source: int) -> None:
-    """Take all state that the training continues from, from the rank `source`."""
+def take_all(training: Training, source: int, state: files.CheckpointState | None) -> None:
+    """Take all state that the training continues from, from the rank `source`, whose `state` it is.
+
+    A rank's own state changes when it has all: ranks may be lost meanwhile.
+    """
     rank = training.rank
-    assert training.state is not None or rank.collective.rank != source
     sent: dict[str, Any] = {}
-    if training.state is not None:
-        training.state.adaptive = training.batch.document()
+    if rank.collective.rank == source:
+        assert state is not None
+        state.adaptive = training.batch.document()
         sent = {
-            "state": asdict(training.state),
+            "state": asdict(state),
             "weights": training.batch.weights,
             "last": training.last,
             "saved": training.saved,
@@ -117,11 +154,12 @@ def take_all(training: Training, source: int) -> None:
             "optimizer": rank.optimizer_shapes(),
         }
     sent = take_document(rank.collective, sent, "sent", source)
-    training.state = files.CheckpointState(**sent["state"])
-    training.batch.take_up(training.state.adaptive)
+    rank.expect_optimizer(sent["optimizer"])
+    taken = files.CheckpointState(**sent["state"])
+    if rank.first:  # the others add no row before the next sum, which waits for this rank
+        training.channel.ask("align", step=taken.step, last=sent["last"])
+    rank.take_state_from_first(source)
+    training.state = taken
+    training.batch.take_up(taken.adaptive)
     training.batch.weights, training.last = sent["weights"], sent["last"]
     training.saved, training.best_at, training.redo = sent["saved"], sent["best_at"], sent["redo"]
-    rank.expect_optimizer(sent["optimizer"])
-    if rank.first:  # the others add no row before the next sum, which waits for this rank
-        training.channel.ask("align", step=training.state.step, last=training.last)
-    rank.take_state_from_first(source)

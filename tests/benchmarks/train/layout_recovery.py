@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class StepWatch(Watch):
     def finished_since(self, moment: float) -> list[float]:
         """When steps were finished since then; a return to an earlier step is none."""
         seen = list(self.seen)
-        pairs = zip(seen, seen[1:], strict=False)
+        pairs = pairwise(seen)
         return [at for (_, before), (at, step) in pairs if step > before and at > moment]
 
     def lost_since(self, moment: float, step: int) -> int:

@@ -76,7 +76,7 @@ def main() -> None:
             started_at_s=time.time(),
         )
         training = Training(rank, Unheard(), order)  # type: ignore[arg-type]
-        begin(training, None)
+        training.state = begin(training, None)
         assert training.state is not None
         training.state.members = [0]
         training._open_writer()

@@ -1,0 +1,145 @@
+"""Ranks come and go: what is left goes on from the newest state, and no finished step is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from group_changes import ThreadRanks
+from joint_batch_case import BOUNDS, relative_difference
+from layout_ranks import with_layout
+from training_case import alone, request
+
+from trainwright.tasks.train import TrainRequest
+
+SHARDED: dict[str, Any] = {"sync": {"out": "rows"}, "rows": {"out": [4, 3, 3]}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data-parallel": {"sync": {}},
+    "late-multiply": {"sync": {"out": "factors"}},
+    "sharded": SHARDED,
+}
+Made = Callable[..., tuple[TrainRequest, ThreadRanks]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Made]:
+    """Makes a request of 24 steps by three ranks, and the ranks."""
+    found: list[ThreadRanks] = []
+
+    def make(layout: dict[str, Any]) -> tuple[TrainRequest, ThreadRanks]:
+        asked = with_layout(
+            request(
+                tmp_path,
+                [30, 20, 10],
+                validation_fraction=1077 / 1797,
+                epochs=2,
+                precision="fp64",
+                optimizer={"name": "adamw", "weight_decay": 0.1},
+                clip_norm=2.0,
+            ),
+            **layout,
+        )
+        found.append(ThreadRanks(asked, tmp_path))
+        return asked, found[0]
+
+    yield make
+    for ranks in found:
+        ranks.each(lambda one: one.out())
+
+
+def assert_as_undisturbed(asked: TrainRequest, ranks: ThreadRanks) -> None:
+    """The ranks train until the end, and their model equals that of one process."""
+    ranks.steps(24)
+    assert relative_difference(ranks.state(), alone(asked)) <= BOUNDS["fp64"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_joins_gets_its_rows_with_their_optimizer_state(
+    made: Made, layout: str
+) -> None:
+    asked, ranks = made(LAYOUTS[layout])
+    ranks.group(0, 2)
+    ranks.steps(7)
+    ranks.group(0, 1, 2)
+    ranks.steps(15)
+    assert not ranks.asked_for("back")
+    assert_as_undisturbed(asked, ranks)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_rank_alone_trains_like_all(made: Made, layout: str) -> None:
+    asked, ranks = made(LAYOUTS[layout])
+    ranks.group(1)
+    assert_as_undisturbed(asked, ranks)
+
+
+@pytest.mark.parametrize("layout", ["data-parallel", "late-multiply"])
+def test_without_a_lost_rank_of_whole_copies_no_step_is_lost(made: Made, layout: str) -> None:
+    asked, ranks = made(LAYOUTS[layout])
+    ranks.group(0, 1, 2)
+    ranks.steps(7)
+    ranks.group(1, 2)
+    assert_as_undisturbed(asked, ranks)
+
+
+def test_a_lost_rank_without_rows_costs_no_step(made: Made) -> None:
+    asked, ranks = made({"sync": {"out": "rows"}, "rows": {"out": [7, 0, 3]}})
+    ranks.group(0, 1, 2)
+    ranks.steps(7)
+    ranks.group(0, 2)
+    assert not ranks.asked_for("back")
+    assert ranks.all[0].training.finished == 7
+    assert_as_undisturbed(asked, ranks)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_rows_lost_with_their_rank_come_from_the_checkpoint(made: Made, lost: int) -> None:
+    asked, ranks = made(SHARDED)
+    ranks.group(0, 1, 2)
+    ranks.steps(7)
+    ranks.group(*{0, 1, 2} - {lost})
+    assert ranks.asked_for("back")
+    assert ranks.each(lambda one: one.training.finished) == [0, 0]
+    assert_as_undisturbed(asked, ranks)
+
+
+def test_a_rank_with_all_rows_replaces_those_that_a_broken_group_has_cut(made: Made) -> None:
+    asked, ranks = made(SHARDED)
+    ranks.group(0, 1, 2)
+    ranks.steps(7)
+    ranks.all[1].rank.cut = lambda members: None  # type: ignore[method-assign]  # lost before that
+    ranks.group(0, 1, 2)
+    del ranks.all[1].rank.cut
+    assert ranks.all[0].rank.is_cut
+    assert not ranks.all[1].rank.is_cut
+    ranks.group(0, 1)
+    assert not ranks.asked_for("back")
+    assert ranks.all[1].training.finished == 7
+    assert_as_undisturbed(asked, ranks)
+
+
+@pytest.mark.parametrize(
+    ("layout", "breaks_at"),
+    [*((layout, sum_) for layout in LAYOUTS for sum_ in ("sent", "state")), ("sharded", "whole")],
+)
+def test_a_rank_has_no_state_before_it_has_received_all_of_it(
+    made: Made, layout: str, breaks_at: str
+) -> None:
+    asked, ranks = made(LAYOUTS[layout])
+    ranks.group(1, 2)
+    ranks.steps(7)
+    ranks.all[1].peers.breaks_at = breaks_at
+    assert ranks.group(0, 1, 2) == [False, False, False]
+    assert [one.training.finished for one in ranks.all] == [None, 7, 7]
+    ranks.group(0, 1, 2)
+    assert not ranks.asked_for("back")
+    assert_as_undisturbed(asked, ranks)
+
+
+def test_ranks_without_a_checkpoint_s_state_do_not_count_as_at_step_0(made: Made) -> None:
+    _, ranks = made(SHARDED)
+    ranks.all[0].peers.breaks_at = "state"
+    assert ranks.group(0, 1, 2) == [False, False, False]
+    assert [one.training.finished for one in ranks.all] == [None, None, None]
