@@ -26,6 +26,7 @@ from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
 from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
+from trainwright.tasks.allocate.layouts.choose import links_between
 from trainwright.tasks.allocate.layouts.planning import laid_out
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
@@ -113,6 +114,7 @@ def _document(
     found, chosen = [better if one is chosen else one for one in found], better
     gap = chosen.gap(problem.goal)
     window_s = result.available_s()
+    used = [device for device, _ in result.devices()]
     held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
     return Plan(
         feasible=True,
@@ -124,6 +126,7 @@ def _document(
         global_batch_size=result.batch,
         steps_per_epoch=math.ceil(rows / result.batch),
         epochs=job.train.epochs,
+        links=links_between(problem.model, used) if len(used) > 1 else {},
         strategy={"name": result.strategy, "collective": "ring all-reduce"},
         layout=result.layout,
         layout_in_words=laid.words,

@@ -26,9 +26,17 @@ from trainwright.tasks.spec.pool import Device, Pool, load_pool
 
 def plan_job(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Plan:
     """The plan for a job that starts now on its whole pool; `held` lists the devices in use."""
+    return plan_and_estimate(job, settings, calibrations)[0]
+
+
+def plan_and_estimate(
+    job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()
+) -> tuple[Plan, Estimate]:
+    """As `plan_job`, with the estimate from which the plan was made."""
     pool, found, schema = predicted(job, settings, calibrations)
     made = make_plan(job, pool, found, schema, now=datetime.now(UTC))
-    return made.model_copy(update={"held": held_devices(usable(pool, job), settings)})
+    held = held_devices(usable(pool, job), settings)
+    return made.model_copy(update={"held": held}), found
 
 
 def plan_jobs(

@@ -115,7 +115,9 @@ def plan(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="FILE", help="draw time against energy and cost: .svg or .html"
+            "--plot",
+            metavar="FILE",
+            help="draw time against energy and cost, and the timeline of a step: .svg or .html",
         ),
     ] = None,
     as_json: Json = False,
@@ -125,10 +127,10 @@ def plan(
 
     For a job without a model, the plan is that of the recommended one. No device is leased.
     """
-    from trainwright.tasks.allocate.preview import plan_job, plan_jobs
+    from trainwright.tasks.allocate.preview import plan_and_estimate, plan_jobs
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.cli.screens.joint_plan_screen import show_joint
-    from trainwright.tasks.cli.screens.plan_plot import check_plot, write_front
+    from trainwright.tasks.cli.screens.plan_plot import check_plot, draw_plan
     from trainwright.tasks.cli.screens.plan_screen import show_plan
     from trainwright.tasks.errors import BadInput, Infeasible
     from trainwright.tasks.estimate.calibrate import given
@@ -169,9 +171,9 @@ def plan(
         console.working("tracing the model, predicting, planning"),
         completed(loaded[0], settings, measured) as whole_job,
     ):
-        result = plan_job(whole_job, settings, measured)
+        result, estimate = plan_and_estimate(whole_job, settings, measured)
     if plot is not None:
-        write_front(result, plot)
+        draw_plan(result, estimate, plot)
     if as_json:
         print_model(result)
         return

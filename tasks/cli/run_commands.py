@@ -295,6 +295,15 @@ def show(
         Path | None,
         typer.Option("--report", metavar="FILE", help="save the run's report to a file"),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="draw the run's plan: time against energy and cost, and the timeline of a step: "
+            ".svg or .html",
+        ),
+    ] = None,
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -321,5 +330,20 @@ def show(
             ) from None
         write_named(report, with_exports(content, chosen), "--report")
         console.err.print(f"saved to {report}")
+    if plot is not None:
+        _draw_plan(chosen, plot)
     document = summary(chosen)
     print_json(document) if as_json else console.show_run(document)
+
+
+def _draw_plan(chosen: Run, plot: Path) -> None:
+    """Draw a run's plan into a file. Raises BadInput without a plan."""
+    from trainwright.tasks.cli.screens.plan_plot import check_plot, draw_plan
+    from trainwright.tasks.runs.artefacts.estimate import Estimate
+    from trainwright.tasks.runs.artefacts.plan import Plan
+
+    check_plot(plot)
+    plan, estimate = chosen.find(Plan), chosen.find(Estimate)
+    if plan is None or estimate is None:
+        raise BadInput(f"--plot: {chosen.uri} has no plan yet; its step allocate makes one")
+    draw_plan(plan, estimate, plot)

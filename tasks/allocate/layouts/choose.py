@@ -18,6 +18,7 @@ from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.allocate.plan.collectives import INNER
 from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.split import shares
 from trainwright.tasks.allocate.plan.topology import THIS_MACHINE, links_of, machine_of
 from trainwright.tasks.runs.artefacts.layout import (
@@ -28,6 +29,7 @@ from trainwright.tasks.runs.artefacts.layout import (
     Sync,
     name_of,
 )
+from trainwright.tasks.runs.artefacts.plan import MachineLinks
 from trainwright.tasks.spec.pool import Device
 
 MOST_COMPARED = 64
@@ -58,7 +60,9 @@ class LayoutChoice:
         self._chunk_bytes, self._factor_type = chunk_bytes, factor_type
         self.layers: Sequence[LayerFacts] = model.estimate.layers
         curves = [model.kind(device).curve for device, _ in self._devices]
-        self._simulate = StepSimulator(self.layers, curves, _network(result))
+        devices = [device for device, _ in self._devices]
+        network = RankNetwork.of(devices, links_between(model, devices))
+        self._simulate = StepSimulator(self.layers, curves, network)
         self._joint_s = [curve.median_s(result.batch) for curve in curves]
         """seconds of each device for the joint batch"""
         self._names = tops(self.layers)
@@ -101,7 +105,7 @@ class LayoutChoice:
             name=name_of({*trained.values()}, 1),
             pipelines=[
                 Pipeline(
-                    micro_batches=_micro_batches(batch, self._parts),
+                    micro_batches=micro_batches(batch, self._parts),
                     stages=[Stage(device=device.id, layers=self._names)],
                 )
                 for device, batch in self._devices
@@ -202,7 +206,7 @@ def _alike(layers: Sequence[LayerFacts]) -> list[list[LayerFacts]]:
     return found + [[one] for group in found if 1 < len(group) <= 4 for one in group]
 
 
-def _micro_batches(batch: int, parts: int) -> list[int]:
+def micro_batches(batch: int, parts: int) -> list[int]:
     """The samples of each micro-batch, as even as they can be."""
     return [batch // parts + (number < batch % parts) for number in range(parts)]
 
@@ -212,20 +216,16 @@ def tops(layers: Sequence[LayerFacts]) -> list[str]:
     return list(dict.fromkeys(one.name.partition(".")[0] for one in layers if one.kind != "loss"))
 
 
-def _network(result: Configuration) -> RankNetwork:
-    """The links between the devices of a configuration."""
-    model = result.topology.model
-    devices: list[Device] = [device for device, _ in result.devices()]
-    machines = tuple(machine_of(device) for device in devices)
-    links = links_of(model.pool)
+def links_between(model: CostModel, devices: Sequence[Device]) -> dict[str, MachineLinks]:
+    """The links that predictions assume for some devices, by machine."""
+    links, found = links_of(model.pool), dict[str, MachineLinks]()
     measured = model.estimate.local_link
-    between, inside = {}, {}
-    for name in set(machines):
+    for name in sorted({machine_of(device) for device in devices}):
         network, inner = links.get(name, (INNER, INNER))
-        between[name] = _link(*network)
         known = measured is not None and name == THIS_MACHINE
-        inside[name] = measured if known and measured is not None else _link(*inner)
-    return RankNetwork(machines, between, inside)
+        inside = measured if known and measured is not None else _link(*inner)
+        found[name] = MachineLinks(between=_link(*network), inside=inside)
+    return found
 
 
 def _link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:

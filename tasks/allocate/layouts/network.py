@@ -9,11 +9,14 @@ its ranks send to each other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.estimator.predict.communication import Link, all_reduce
 from trainwright.tasks.allocate.layouts.transfer_sizes import Moved
+from trainwright.tasks.allocate.plan.topology import machine_of
+from trainwright.tasks.runs.artefacts.plan import MachineLinks
+from trainwright.tasks.spec.pool import Device
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class RankNetwork:
     """by rank"""
     between: Mapping[str, Link]
     inside: Mapping[str, Link]
+
+    @classmethod
+    def of(cls, devices: Sequence[Device], links: Mapping[str, MachineLinks]) -> RankNetwork:
+        """The network of the ranks on some devices; `links` are by machine."""
+        return cls(
+            tuple(machine_of(device) for device in devices),
+            {name: one.between for name, one in links.items()},
+            {name: one.inside for name, one in links.items()},
+        )
 
     def seconds(self, moved: Moved) -> float:
         """The time of one transfer."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from trainwright.tasks.allocate.layouts.actions import COMPUTE
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout
 from trainwright.tasks.allocate.layouts.layer_groups import layer_groups
 from trainwright.tasks.allocate.layouts.permitted import why_not
@@ -166,7 +163,9 @@ def _configured(
     kinds = [model.kind(device) for device, _ in result.devices()]
     work_j = sum(
         kind.extra_w * (after - before)
-        for kind, before, after in zip(kinds, _compute(base), _compute(one), strict=True)
+        for kind, before, after in zip(
+            kinds, base.step.compute_s(), one.step.compute_s(), strict=True
+        )
         if math.isfinite(kind.extra_w)
     )
     ranks = [(share.kind, share.ranks) for share in result.shares]
@@ -178,12 +177,3 @@ def _configured(
         else result.cost.with_steps(model.steps(result.batch), step_s, waiting, work_j)
     )
     return replace(result, cost=cost, strategy=one.layout.name, layout=one.layout)
-
-
-def _compute(one: SimulatedLayout) -> Sequence[float]:
-    """Seconds that each rank computes."""
-    total: Any = sum(
-        end - begin for action, begin, end in one.step.events if action.kind in COMPUTE
-    )
-    found: list[float] = total.tolist()
-    return found

@@ -8,7 +8,7 @@ a step (`agree`) overtakes those.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright.estimator.curves import DeviceCurve
@@ -37,6 +37,8 @@ class SimulatedStep:
     """action, and arrays over ranks of its begin and end; not a number: the rank does not do it"""
     sent_bytes: list[float]
     """by rank"""
+    on_wire: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """begin and end of each transfer, by name"""
 
     def spans(self, rank: int) -> list[Span]:
         """What a rank does; of started transfers, when they are on the wire."""
@@ -45,6 +47,17 @@ class SimulatedStep:
             for action, begins, ends in self.events
             if begins[rank] == begins[rank]
         ]
+
+    def compute_s(self) -> list[float]:
+        """Seconds that each rank computes."""
+        import numpy as np
+
+        total: Any = np.zeros(len(self.sent_bytes))
+        for action, begins, ends in self.events:
+            if action.kind in COMPUTE:
+                total += np.nan_to_num(ends - begins)
+        found: list[float] = total.tolist()
+        return found
 
     def seconds(self, rank: int) -> dict[str, float]:
         """A rank's seconds by what it does: compute, or wait for others and for transfers."""
@@ -245,4 +258,4 @@ class _Playing:
                 for action in actions:
                     if action.started:
                         self._note(rank, action, *self._ended[action.name])
-        return SimulatedStep(float(self.now.max()), self._spans, self.sent.tolist())
+        return SimulatedStep(float(self.now.max()), self._spans, self.sent.tolist(), self._ended)

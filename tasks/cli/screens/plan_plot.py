@@ -1,14 +1,21 @@
-"""Draws a plan and its rivals as SVG: duration against energy, and against cost if it is known."""
+"""Draws a plan as SVG: its rivals, by duration against energy and cost; one step, rank by rank.
+
+The timeline of a step is left out if plan and estimate do not have what it takes.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from trainwright.estimator.named_file import write_named
 from trainwright.tasks.allocate.plan.device_counts import as_text
+from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
+from trainwright.tasks.allocate.timeline.timeline_svg import timeline
 from trainwright.tasks.cli.output import check_output
+from trainwright.tasks.cli.screens import console
 from trainwright.tasks.cli.screens.plan_screen import ALTERNATIVES_SHOWN
 from trainwright.tasks.cli.screens.plot_panel import (
     COLOURS,
@@ -23,15 +30,17 @@ from trainwright.tasks.cli.screens.plot_panel import (
     Style,
     symbol,
 )
-from trainwright.tasks.cli.screens.plot_shapes import CHARACTER, line, text
 from trainwright.tasks.cli.screens.quantities import ENERGIES, money, unit_of
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.plots.plot_shapes import CHARACTER, Drawing, line, svg, text
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import Alternative, FrontPoint, Plan
 from trainwright.tasks.units import plain
 
 _MARK = "time against energy and cost, by trainwright plan"
-_INK = "#1d2733"
-_LINE = 17
+_TITLE = "time against energy and cost, and one step"
+_LINE, _BETWEEN = 17, 18
 _LEGEND: dict[Style, str] = {
     "plan": "the plan",
     "front": "on the front: none within the limits is better in time, energy and cost together",
@@ -51,24 +60,48 @@ def check_plot(path: Path) -> None:
     check_output(path, "--plot", "plot of a plan", lambda content: _MARK.encode() in content)
 
 
-def write_front(plan: Plan, path: Path) -> None:
-    """Draw a plan's front into an .svg or .html file.
+def write_plan(plan: Plan, estimate: Estimate, path: Path) -> str | None:
+    """Draw a plan's front and the timeline of a step into an .svg or .html file.
 
-    Raises BadInput as `check_plot` does, or if the file can't be written.
+    Returns why there is no timeline, if there is none. Raises BadInput as `check_plot` does, or if
+    the file can't be written.
     """
     check_plot(path)
-    drawing = front_svg(plan)
+    parts, missing = [front(plan)], None
+    try:
+        parts.append(timeline(simulated_plan(plan, estimate)))
+    except BadInput as error:
+        missing = str(error)
+    drawing = _picture(parts)
     if path.suffix == ".html":
         drawing = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            "<title>Time against energy and cost</title>"
+            f"<title>Plan: {escape(_TITLE)}</title>"
             "<style>svg { max-width: 100%; height: auto }</style></head>"
             f"<body>{drawing}</body></html>\n"
         )
     write_named(path, drawing.encode(), "--plot")
+    return missing
 
 
-def front_svg(plan: Plan) -> str:
+def draw_plan(plan: Plan, estimate: Estimate, path: Path) -> None:
+    """As `write_plan`; says on stderr where the drawing is, and why there is no timeline."""
+    missing = write_plan(plan, estimate, path)
+    line = f"saved to {path}" + (f"; {missing}" if missing else "")
+    console.err.print(line, markup=False, soft_wrap=True)
+
+
+def _picture(parts: Sequence[Drawing]) -> str:
+    """Drawings below each other, as one SVG document."""
+    width = max(one.width for one in parts)
+    height, placed = 0, []
+    for one in parts:
+        placed.append(f'<g transform="translate(0 {height})">{one.content}</g>')
+        height += one.height + _BETWEEN
+    return svg(Drawing(f"<desc>{_MARK}</desc>{''.join(placed)}", width, height - _BETWEEN))
+
+
+def front(plan: Plan) -> Drawing:
     """A panel for energy and one for cost, a legend, and the devices of each numbered point."""
     marks = _marks(plan)
     units: list[tuple[Quantity, tuple[float, str]]] = [
@@ -84,13 +117,12 @@ def front_svg(plan: Plan) -> str:
     ]
     width = max(1, len(panels)) * WIDTH
     key, bottom = _key(plan, marks, width)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" '
-        f'width="{width}" height="{bottom}" '
-        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="{_INK}">'
-        f'<desc>{_MARK}</desc><rect width="{width}" height="{bottom}" fill="white"/>'
-        f"{''.join(panels)}{key}</svg>\n"
-    )
+    return Drawing(f"{''.join(panels)}{key}", width, bottom)
+
+
+def front_svg(plan: Plan) -> str:
+    """The front as a picture of its own."""
+    return svg(front(plan))
 
 
 def _marks(plan: Plan) -> list[Mark]:
@@ -125,7 +157,7 @@ def _marks(plan: Plan) -> list[Mark]:
 
 
 def _same(one: FrontPoint | Alternative) -> object:
-    return frozenset(one.devices.items()), one.global_batch_size, one.accumulation
+    return frozenset(one.devices.items()), one.global_batch_size, one.accumulation, one.layout
 
 
 def _devices(one: FrontPoint | Alternative, plan: Plan) -> str:
@@ -135,7 +167,8 @@ def _devices(one: FrontPoint | Alternative, plan: Plan) -> str:
         text += f", batch {one.global_batch_size}"
     if one.accumulation != plan.accumulation:
         text += f", {one.accumulation} micro-batch{'es' if one.accumulation > 1 else ''}"
-    return text
+    chosen = plan.layout.name if plan.layout is not None else DATA_PARALLEL
+    return text if one.layout == chosen else f"{text}, {one.layout}"
 
 
 def _limits(plan: Plan, name: Quantity) -> list[Limit]:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal, NamedTuple
 
-from trainwright.tasks.cli.screens.plot_axis import Axis
-from trainwright.tasks.cli.screens.plot_shapes import (
+from trainwright.tasks.cli.screens.quantities import TIMES, unit_of
+from trainwright.tasks.plots.plot_axis import Axis
+from trainwright.tasks.plots.plot_shapes import (
     CHARACTER,
+    GRID,
     Box,
     Point,
     boxes_around,
@@ -21,7 +23,6 @@ from trainwright.tasks.cli.screens.plot_shapes import (
     line_box,
     text,
 )
-from trainwright.tasks.cli.screens.quantities import TIMES, unit_of
 from trainwright.tasks.runs.artefacts.plan import NotExceeded
 from trainwright.tasks.units import amount, plain, seconds
 
@@ -29,7 +30,7 @@ WIDTH, HEIGHT = 540, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 86, 18, 34, 52
 _FAR = 3.0
 """A limit that is further than this factor above all points is beyond the axis."""
-GRID, LIMIT, STEP = "#dfe4ea", "#b7791f", "#8fb3d9"
+LIMIT, STEP = "#b7791f", "#8fb3d9"
 Quantity = Literal["energy", "cost"]
 Style = Literal["plan", "front", "missed", "rival", "missed rival"]
 COLOURS: dict[Style, str] = {

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from trainwright.estimator.curves import Affine, Interval, LayerCost, Mode
+from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
@@ -69,6 +70,13 @@ class Prediction(Value):
     cost: Interval | None
     rent: Interval | None = Field(default=None, description="the part of cost for the devices")
     energy_cost: Interval | None = Field(default=None, description="the part of cost for energy")
+
+
+class MachineLinks(Value):
+    """The links of a machine: to other machines, and between its own ranks."""
+
+    between: Link
+    inside: Link
 
 
 class NotExceeded(Value):
@@ -168,6 +176,9 @@ class Plan(Artefact):
     steps_per_epoch: int
     epochs: int
     strategy: dict[str, Any]
+    links: dict[str, MachineLinks] = Field(
+        default_factory=dict, description="that the prediction assumes, by machine of the devices"
+    )
     layout: Layout | None = Field(
         default=None, description="which device holds which part of the model; None: data parallel"
     )

@@ -9,16 +9,21 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import MANY, NOON, TWO, plan
+from plans import MANY, NOON, TWO, curve, plan
 
-from trainwright.tasks.cli.screens.plan_plot import front_svg, write_front
-from trainwright.tasks.cli.screens.plot_axis import Axis
+from trainwright.tasks.cli.screens.plan_plot import front_svg, write_plan
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.plots.plot_axis import Axis
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 PRICED = MANY | {"prices": {"cpu": "0.1/h"}, "currency": "EUR"}
 WINDOW = {"hosts": [MANY["hosts"][0] | {"available": "08:00-12:30"}], "prices": {"cpu": "0.1/h"}}
+
+
+def without_layers() -> Estimate:
+    return Estimate(mode="calibrated", gradient_bytes=1e6, curves=[curve(1.0), curve(0.5)])
 
 
 def drawn(made: Plan) -> ElementTree.Element:
@@ -113,18 +118,31 @@ def test_nothing_is_clipped_and_no_labels_overlap(
 
 
 def test_the_plot_is_written_as_svg_or_html_and_another_suffix_is_refused(tmp_path: Path) -> None:
-    made = plan(PRICED, objective={"minimize": "energy"})
+    made, unknown = plan(PRICED, objective={"minimize": "energy"}), without_layers()
     for suffix in ("svg", "html"):
-        write_front(made, tmp_path / f"front.{suffix}")
-        write_front(made, tmp_path / f"front.{suffix}")  # replaces its own kind
+        write_plan(made, unknown, tmp_path / f"front.{suffix}")
+        write_plan(made, unknown, tmp_path / f"front.{suffix}")  # replaces its own kind
         assert (tmp_path / f"front.{suffix}").read_text().count("<polyline") == 2
     ElementTree.parse(tmp_path / "front.svg")
     with pytest.raises(
         BadInput, match=r"--plot: got .*front\.png; allowed: a file that ends in \.svg or \.html"
     ):
-        write_front(made, tmp_path / "front.png")
+        write_plan(made, unknown, tmp_path / "front.png")
     with pytest.raises(BadInput, match="can't be written"):
-        write_front(made, tmp_path / "nowhere" / "front.svg")
+        write_plan(made, unknown, tmp_path / "nowhere" / "front.svg")
+    (tmp_path / "notes.svg").write_text("<svg/>")
+    with pytest.raises(BadInput, match="exists and is not a plot of a plan"):
+        write_plan(made, unknown, tmp_path / "notes.svg")
+
+
+def test_without_the_layers_costs_the_plot_has_no_timeline_and_the_reason_is_given(
+    tmp_path: Path,
+) -> None:
+    made = plan(TWO)
+    missing = write_plan(made, without_layers(), tmp_path / "plan.svg")
+    assert missing is not None
+    assert "the estimate does not say what each layer costs" in missing
+    assert "one step, rank by rank" not in (tmp_path / "plan.svg").read_text()
 
 
 @given(st.lists(st.floats(0, 1e12).filter(lambda one: one == 0 or one > 1e-12), min_size=1))

@@ -5,72 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from layout_cases import LOSS, convolution, dense_layer
-from plans import DATA, curve
+from layout_cases import HEAVY, LIGHT, LOSS, convolution, plan_and_estimate
 
-from trainwright.estimator.curves import Affine, LayerCost
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
-from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
-from trainwright.tasks.spec.job import Job
-from trainwright.tasks.spec.pool import Pool
-
-HEAVY = [
-    convolution("conv", 5_000),
-    dense_layer("fc6", 4096, 4096),
-    dense_layer("fc7", 4096, 10),
-    LOSS,
-]
-"""Nearly all parameters are in one dense layer."""
-LIGHT = [convolution("conv", 500_000), dense_layer("fc", 16, 10), LOSS]
-"""Nearly all parameters are in a convolution."""
 
 
-def plan(
-    layers: list[LayerFacts],
-    network: str = "200Mbit",
-    hosts: int = 2,
-    **train: Any,
-) -> Plan:
-    """The plan of a model on hosts with one core each, for the least time."""
-    pool = Pool.model_validate(
-        {
-            "name": "p",
-            "network": {"bandwidth": network, "latency": "100us"},
-            "hosts": [
-                {
-                    "name": f"host-{number}",
-                    "address": f"10.0.0.{number + 1}",
-                    "devices": [{"type": "cpu", "cores": 1.0}],
-                }
-                for number in range(hosts)
-            ],
-        }
-    )
-    each = Affine(fixed=0.0, per_sample=1e-4)
-    costs = tuple(
-        LayerCost(name=one.name, forward=each, input_gradient=each, weight_gradient=each)
-        for one in layers
-    )
-    job = Job.model_validate(
-        {
-            "name": "j",
-            "data": {"uri": "builtin:digits"},
-            "objective": {"minimize": "time"},
-            "devices": {"min_count": hosts},
-            "train": {"global_batch_size": 64, **train},
-        }
-    )
-    estimate = Estimate(
-        mode="calibrated",
-        gradient_bytes=sum(one.parameter_bytes for one in layers),
-        curves=[curve(1.0).model_copy(update={"layers": costs})],
-        layers=layers,
-    )
-    return make_plan(job, pool, estimate, DATA)
+def plan(layers: list[LayerFacts], *options: Any, **train: Any) -> Plan:
+    return plan_and_estimate(layers, *options, **train)[0]
 
 
 def step_s(plan: Plan) -> float:

@@ -9,6 +9,26 @@ from typing import NamedTuple
 CHARACTER = 6.6
 """Width of a character of text, on average: 0.6 of its height."""
 Point = tuple[float, float]
+INK, GRID = "#1d2733", "#dfe4ea"
+
+
+class Drawing(NamedTuple):
+    """The content of an SVG picture, and its size in pixels."""
+
+    content: str
+    width: int
+    height: int
+
+
+def svg(drawing: Drawing) -> str:
+    """A drawing as an SVG document."""
+    content, width, height = drawing
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" '
+        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="{INK}">'
+        f'<rect width="{width}" height="{height}" fill="white"/>{content}</svg>\n'
+    )
 
 
 class Box(NamedTuple):

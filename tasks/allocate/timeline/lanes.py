@@ -1,0 +1,163 @@
+"""The bars of a rank's two lanes: what it computes or waits for, and what is on the wire.
+
+Actions that would be too thin to see are joined with their neighbours to one bar.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trainwright.tasks.allocate.layouts.actions import COMPUTE, TRANSFERS, Action
+from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, Span
+from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
+from trainwright.tasks.units import plain, size
+
+MOST_RANKS = 16
+WAIT = "wait"
+WORDS: dict[str, str] = {
+    "forward": "forward",
+    "input-gradient": "input gradient",
+    "weight-gradient": "weight gradient",
+    "update": "update of parameters",
+    WAIT: "wait",
+    "sum": "sum of gradients",
+    "gather": "gather",
+    "exchange": "exchange",
+    "scatter-sum": "scatter-sum",
+    "average": "average of parameters",
+    "agree": "sum of the step's figures",
+}
+"""Kinds of actions, for people."""
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that a rank does for a while, or several things that are joined."""
+
+    kind: str
+    begin_s: float
+    end_s: float
+    layers: tuple[str, ...]
+    label: str
+    """a short name, which may not fit; empty for joined actions"""
+    title: str
+    """layers, kind, begin and end"""
+
+
+def shown_ranks(step: SimulatedStep) -> list[int]:
+    """The ranks to show: all, or `MOST_RANKS` of them.
+
+    The latter are evenly spread from the one that computes least to the one that computes most.
+    """
+    work = step.compute_s()
+    count = len(work)
+    if count <= MOST_RANKS:
+        return list(range(count))
+    by_work = sorted(range(count), key=lambda rank: (work[rank], rank))
+    places = [round(place * (count - 1) / (MOST_RANKS - 1)) for place in range(MOST_RANKS)]
+    return sorted(by_work[place] for place in places)
+
+
+def compute_lane(step: SimulatedStep, rank: int, least_s: float) -> list[Bar]:
+    """What a rank computes, and when it waits. Bars shorter than `least_s` are joined."""
+    spans = [one for one in step.spans(rank) if not one.action.started]
+    return list(_joined((_bar(one, _kind(one)) for one in spans), least_s))
+
+
+def transfer_lane(
+    step: SimulatedStep, sizes: TransferSizes, rank: int, least_s: float
+) -> list[Bar]:
+    """The transfers that a rank takes part in, while they are on the wire."""
+    bars: dict[str, Bar] = {}
+    for one in step.spans(rank):
+        action = one.action
+        if action.kind in TRANSFERS and action.name not in bars:
+            begin, end = step.on_wire[action.name]
+            sent = float(sizes.of(action).sent_bytes(len(step.sent_bytes))[rank])
+            bars[action.name] = _bar(Span(action, begin, end), action.kind, sent)
+    ordered = sorted(bars.values(), key=lambda bar: (bar.begin_s, bar.end_s))
+    return list(_joined(ordered, least_s))
+
+
+def _kind(span: Span) -> str:
+    return span.action.kind if span.action.kind in COMPUTE else WAIT
+
+
+def _bar(span: Span, kind: str, sent_bytes: float | None = None) -> Bar:
+    action = span.action
+    what = WORDS.get(kind, kind)
+    if kind == WAIT:
+        what = f"wait for {_transfer(action)}"
+    elif sent_bytes is not None:
+        what = f"{_transfer(action)}, {size(sent_bytes)} sent"
+    layers = action.chunk.layers if action.chunk is not None else (action.layer,)
+    layers = tuple(one for one in layers if one)
+    part = f", micro-batch {action.micro_batch + 1}" if action.micro_batch else ""
+    title = (
+        f"{_some(layers)}{': ' if layers else ''}{what}{part}, {_when(span.begin_s, span.end_s)}"
+    )
+    label = layers[-1].rpartition(".")[2] if layers else ""
+    return Bar(kind, span.begin_s, span.end_s, layers, label, title)
+
+
+def _transfer(action: Action) -> str:
+    """A transfer in words, such as `gather of factors`."""
+    if action.chunk is not None or action.kind == "agree":
+        return WORDS.get(_first_word(action), _first_word(action))
+    what = action.name.partition(f" {action.layer}")[0]
+    kind = "gather" if action.kind == WAIT else action.kind
+    return f"{WORDS.get(kind, kind)} of {what}"
+
+
+def _first_word(action: Action) -> str:
+    return action.name.partition(" ")[0]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _when(*seconds: float) -> str:
+    begin, end = (plain(1e3 * value, 4) for value in seconds)
+    return f"{begin} to {end} ms"
+
+
+def _joined(bars: Iterable[Bar], least_s: float) -> Iterator[Bar]:
+    """The bars, with neighbours that are shorter than `least_s` joined until they are not."""
+    thin: list[Bar] = []
+    for bar in bars:
+        if bar.end_s <= bar.begin_s:
+            continue
+        if thin and (
+            bar.begin_s - thin[-1].end_s > least_s or thin[-1].end_s - thin[0].begin_s >= least_s
+        ):
+            yield _one(thin)
+            thin = []
+        if bar.end_s - bar.begin_s >= least_s:
+            if thin:
+                yield _one(thin)
+                thin = []
+            yield bar
+        else:
+            thin.append(bar)
+    if thin:
+        yield _one(thin)
+
+
+def _one(bars: Sequence[Bar]) -> Bar:
+    """One bar for several, of the kind that takes longest."""
+    if len(bars) == 1:
+        return bars[0]
+    seconds: Counter[str] = Counter()
+    for bar in bars:
+        seconds[bar.kind] += bar.end_s - bar.begin_s  # type: ignore[assignment]  # a float
+    kinds = [kind for kind, _ in seconds.most_common()]
+    words = ", ".join(WORDS.get(kind, kind) for kind in kinds)
+    layers = tuple(dict.fromkeys(layer for bar in bars for layer in bar.layers))
+    begin_s, end_s = bars[0].begin_s, max(one.end_s for one in bars)
+    title = f"{_some(layers)}: {len(bars)} short actions ({words}), {_when(begin_s, end_s)}"
+    return Bar(kinds[0], begin_s, end_s, layers, "", title)
