@@ -353,6 +353,7 @@ _KINDS_OF_UNIONS = {
     "constrained-int",
     "constrained-float",
     "constrained-str",
+    "LayoutSpec",
 }
 
 

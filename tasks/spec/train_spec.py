@@ -124,6 +124,12 @@ class EarlyStopping(Document):
 class LayoutSpec(Document):
     """Parts of a layout that the job fixes; the planner chooses the rest."""
 
+    name: Literal["auto", "averaging", "mixed"] = Field(
+        default="auto",
+        description="averaging: devices train alone for some steps, then average their parameters; "
+        "mixed: so for the largest layers only; auto: averaging if a field of averages is set, "
+        "else neither",
+    )
     dense: Literal["auto", "sum", "factors", "rows"] = Field(
         default="auto",
         description="how copies of dense layers are kept equal; sum: gradients are summed; "
@@ -139,6 +145,32 @@ class LayoutSpec(Document):
     factor_type: Literal["fp32", "bf16"] = Field(
         default="fp32", description="type in which factors are sent; bf16 halves their bytes"
     )
+    average_every: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MOST_STEPS,
+        description="most steps between averages; default: so many that averages take little of "
+        "the time and of the bytes",
+    )
+    local_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SAMPLES,
+        description="samples of a device's own step with averaging, so that a faster device does "
+        "more steps; default: chosen by predicted speed",
+    )
+    outer: Literal["none", "block-momentum", "nesterov"] = Field(
+        default="none",
+        description="what follows an average; block-momentum: BMUF; nesterov: as in DiLoCo",
+    )
+
+    @property
+    def averages(self) -> Literal["averaging", "mixed"] | None:
+        """The layout with averages that is wanted, if one is."""
+        if self.name != "auto":
+            return self.name
+        fields = self.average_every, self.local_batch, None if self.outer == "none" else self.outer
+        return "averaging" if any(one is not None for one in fields) else None
 
 
 class TrainSpec(Document):
@@ -200,13 +232,16 @@ class TrainSpec(Document):
     backend: Literal["auto", "horovod", "torch"] = Field(
         default="auto", description="library for collectives; auto: Horovod if it is installed"
     )
-    layout: LayoutSpec | Literal["auto", "data-parallel", "late-multiply", "sharded", "hybrid"] = (
-        Field(
-            default="auto",
-            description="how a step is divided among devices; auto: between machines the fastest "
-            "by prediction, none of which changes the mathematics of training; on one machine "
-            "data-parallel",
-        )
+    layout: (
+        LayoutSpec
+        | Literal[
+            "auto", "data-parallel", "late-multiply", "sharded", "hybrid", "averaging", "mixed"
+        ]
+    ) = Field(
+        default="auto",
+        description="how a step is divided among devices; auto: between machines the fastest by "
+        "prediction, none of which changes the mathematics of training, as averaging and mixed "
+        "do; on one machine data-parallel",
     )
     adaptive_split: bool = Field(
         default=True, description="correct the batch split by measured step times"
@@ -236,6 +271,34 @@ class TrainSpec(Document):
         if self.adaptive_batch and size != "auto" and size > most:
             raise ValueError(
                 f"global_batch_size of at most {most}, the upper bound of batch_bounds, not {size}"
+            )
+        return self
+
+    @property
+    def averages(self) -> Literal["averaging", "mixed"] | None:
+        """The layout with averages that the job asks for, if it does."""
+        if isinstance(self.layout, LayoutSpec):
+            return self.layout.averages
+        return self.layout if self.layout in ("averaging", "mixed") else None
+
+    @model_validator(mode="after")
+    def _averages_fit_the_rest(self) -> TrainSpec:
+        if self.averages == "averaging" and self.adaptive_batch:
+            raise ValueError(
+                "adaptive_batch false with the layout averaging, whose devices don't measure the "
+                "noise of joint gradients"
+            )
+        if not isinstance(self.layout, LayoutSpec):
+            return self
+        if self.averages == "averaging" and self.layout.dense != "auto":
+            raise ValueError(
+                f"layout.dense {self.layout.dense} with layout.name mixed only; averaging averages "
+                "all layers"
+            )
+        if self.averages == "mixed" and self.layout.local_batch is not None:
+            raise ValueError(
+                f"layout.local_batch ({self.layout.local_batch}) with layout.name averaging only; "
+                "the devices of mixed do joint steps"
             )
         return self
 

@@ -15,18 +15,21 @@ from trainwright.tasks.allocate.layouts.actions import COMPUTE, TRANSFERS, Actio
 _NOTHING = ("", "nothing", ())
 
 
-def problem_of(ranks: Sequence[Sequence[Action]], trained: Mapping[str, set[int]]) -> str | None:
+def problem_of(
+    ranks: Sequence[Sequence[Action]], trained: Mapping[str, set[int]], local_steps: int = 1
+) -> str | None:
     """Why the lists can't be executed, or None if they can.
 
-    `trained` has the ranks that hold each layer with parameters: each updates it exactly once,
-    after its last weight gradient and after the transfers of its gradients have ended.
+    `trained` has the ranks that hold each layer with parameters: each updates it exactly once in
+    each local step, after its last weight gradient and after the transfers of its gradients have
+    ended.
     """
     return (
         _foreign_group(ranks)
         or _unlike_order(ranks)
         or _deadlock(ranks)
         or _without_wait(ranks)
-        or _updates(ranks, trained)
+        or _updates(ranks, trained, local_steps)
     )
 
 
@@ -111,7 +114,9 @@ def _without_wait(ranks: Sequence[Sequence[Action]]) -> str | None:
     return None
 
 
-def _updates(ranks: Sequence[Sequence[Action]], trained: Mapping[str, set[int]]) -> str | None:
+def _updates(
+    ranks: Sequence[Sequence[Action]], trained: Mapping[str, set[int]], local_steps: int
+) -> str | None:
     for layer, holders in trained.items():
         for rank, actions in enumerate(ranks):
             updates = [
@@ -119,16 +124,18 @@ def _updates(ranks: Sequence[Sequence[Action]], trained: Mapping[str, set[int]])
                 for place, action in enumerate(actions)
                 if action.kind == "update" and action.layer == layer
             ]
-            if len(updates) != (rank in holders):
+            steps = local_steps if rank in holders else 0
+            if len(updates) != steps:
                 return f"rank {rank} updates {layer} {len(updates)} times"
             if not updates:
                 continue
             gradient = [
                 place for place, action in enumerate(actions) if _makes_gradient_of(action, layer)
             ]
-            if not gradient:
-                return f"rank {rank} updates {layer} without a weight gradient"
-            if gradient[-1] > updates[0]:
+            for begin, end in itertools.pairwise([-1, *updates]):
+                if not any(begin < place < end for place in gradient):
+                    return f"rank {rank} updates {layer} without a weight gradient"
+            if gradient[-1] > updates[-1]:
                 return f"rank {rank} updates {layer} before {actions[gradient[-1]].name}"
     return None
 

@@ -60,7 +60,8 @@ def actions_of(layout: Layout, layers: Sequence[LayerFacts]) -> list[list[Action
     """The actions of each rank in a step that averages, if the layout averages.
 
     `layers` are the model's, in the order of the forward pass, the loss last. Every rank has the
-    same number of micro-batches: one without samples still takes part in transfers.
+    same number of micro-batches: one without samples still takes part in transfers. If devices
+    train alone, each micro-batch is a local step, and one without samples takes no time.
     """
     ranks = len(layout.pipelines)
     group = tuple(range(ranks)) if ranks > 1 else ()
@@ -75,6 +76,12 @@ def actions_of(layout: Layout, layers: Sequence[LayerFacts]) -> list[list[Action
     ]
     own = [*work, *_finish(layout, layers, work, group)]
     return [own for _ in range(ranks)]
+
+
+def _updates(layers: Sequence[LayerFacts], part: int) -> Iterator[Action]:
+    for layer in layers:
+        if layer.parameters:
+            yield Action("update", f"update {layer.name} {part}", layer.name, part)
 
 
 def _ends(chunks: Sequence[GradientChunk]) -> dict[str, list[GradientChunk]]:
@@ -105,6 +112,8 @@ def _micro_batch(
             yield Action("gather", f"factors {layer.name}", layer.name, part, group, started=True)
         for chunk in ends.get(layer.name, []):
             yield Action("sum", _chunk_name(chunk), layer.name, part, group, True, chunk)
+    if layout.alone:
+        yield from _updates(layers, part)
 
 
 def _chunk_name(chunk: GradientChunk) -> str:
@@ -154,9 +163,8 @@ def _finish(
         if action.kind == "gather":
             name = f"weight gradient {action.layer}"
             yield Action("weight-gradient", name, action.layer, action.micro_batch, joint=True)
-    for layer in layers:
-        if layer.parameters:
-            yield Action("update", f"update {layer.name}", layer.name)
+    if not layout.alone:
+        yield from _updates(layers, 0)
     averaged = [one for one in layers if one.parameters and layout.how(one.name) == "average"]
     if averaged and group:
         for chunk in chunks_of(averaged, max(1, layout.chunk_bytes // FLOAT_BYTES)):

@@ -95,6 +95,10 @@ class LayoutChoice:
             self._simulated[key] = SimulatedLayout(layout, self._simulate(layout))
         return self._simulated[key]
 
+    def simulated(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:
+        """A step of any layout on these devices; without `averages`, one between averages."""
+        return self._simulate(layout, averages=averages)
+
     def layout(self, syncs: Mapping[str, Sync]) -> Layout:
         """The layout in which these layers are not summed."""
         used: dict[str, Sync] = {name: sync for name, sync in syncs.items() if sync != "sum"}

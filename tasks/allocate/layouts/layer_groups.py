@@ -49,7 +49,9 @@ def _group(
         layers=[one.name for one in some],
         kinds=list(dict.fromkeys(one.kind for one in some)),
         sync=how,
-        sent_bytes=ways.get(how, 0.0),
+        sent_bytes=ways["sum"] / (layout.average_every or 1)
+        if how == "average"
+        else ways.get(how, 0.0),
         why=_averaged(layout)
         if how == "average"
         else _refused(some[0]) or _compared(how, ways, given),
@@ -57,7 +59,8 @@ def _group(
 
 
 def _averaged(layout: Layout) -> str:
-    return f"devices train alone; parameters are averaged every {layout.average_every} steps"
+    alone = "devices train alone" if layout.alone else "devices use their own gradients"
+    return f"as train.layout says: {alone}, and average every {layout.average_every} steps"
 
 
 def _refused(layer: LayerFacts) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from trainwright.tasks.allocate.layouts.averages import averaged
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout
 from trainwright.tasks.allocate.layouts.layer_groups import layer_groups
 from trainwright.tasks.allocate.layouts.permitted import why_not
@@ -44,9 +45,11 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
     Raises BadInput if the job wants a layout that the model or the devices do not permit.
     """
     spec = wanted if isinstance(wanted, LayoutSpec) else LayoutSpec()
-    given = spec.dense != "auto" if isinstance(wanted, LayoutSpec) else wanted != "auto"
+    averages = result.topology.model.job.train.averages
+    fixed = spec.dense != "auto" or averages is not None
+    given = fixed if isinstance(wanted, LayoutSpec) else wanted != "auto"
     choice = LayoutChoice(result, spec.chunk_bytes or CHUNK_BYTES, spec.factor_type)
-    plain_is_given = wanted == DATA_PARALLEL or spec.dense == "sum"
+    plain_is_given = averages is None and (wanted == DATA_PARALLEL or spec.dense == "sum")
     if not choice.possible:
         if given and not plain_is_given:
             _refuse_alone(result, wanted)
@@ -61,7 +64,9 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
         (_words(choice, one), _configured(result, base, one)) for one in choice.candidates()
     ]
     if given:
-        asked = _wanted(choice, wanted, spec)
+        asked = (
+            _wanted(choice, wanted, spec) if averages is None else averaged(result, choice, spec)
+        )
         words, chosen, rule = _words(choice, asked), _configured(result, base, asked), _GIVEN
     else:
         words, chosen = min(everything, key=lambda pair: pair[1].value(goal))
@@ -140,7 +145,12 @@ def _reasons(choice: LayoutChoice, sync: Sync) -> str:
 def _asked(wanted: LayoutSpec | str) -> str:
     """The field that asks for a layout, with its value."""
     if isinstance(wanted, LayoutSpec):
-        return f"train.layout.dense: got {wanted.dense!r}"
+        averages = wanted.averages
+        return (
+            f"train.layout.dense: got {wanted.dense!r}"
+            if averages is None
+            else f"train.layout.name: got {averages!r}"
+        )
     return f"train.layout: got {wanted!r}"
 
 

@@ -82,9 +82,15 @@ class StepSimulator:
         self._layers, self._curves, self._network = list(layers), list(curves), network
         self._times: dict[tuple[int, int], tuple[Any, float]] = {}
 
-    def __call__(self, layout: Layout) -> SimulatedStep:
-        """The step of a layout. Raises ValueError if its actions can't be executed."""
+    def __call__(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:
+        """The step of a layout; without `averages`, one that ends without an average.
+
+        Raises ValueError if its actions can't be executed.
+        """
         lists = actions_of(layout, self._layers)
+        if not averages:
+            between = [action for action in lists[0] if action.kind != "average"]
+            lists = [between for _ in lists]
         sizes = TransferSizes(layout, self._layers)
         return play(lists, self._seconds(layout), sizes.of, self._network)
 
@@ -102,18 +108,20 @@ class StepSimulator:
         whole = self._all([sum(map(sum, sizes))] * len(parts))
         elements = np.array([sum(one.parameters.values()) for one in self._layers], dtype=float)
         held = {name: self._held(layout, name) for name in layout.rows}
+        works = np.array(sizes) > 0 if layout.alone else np.ones((most, len(parts)))
 
         def seconds(action: Action) -> Any:
             at = place[action.layer]
             share = held.get(action.layer, 1.0)
             if action.kind == "update":
-                return share * elements[at] / max(1.0, elements.sum()) * whole[1]
+                of_layer = elements[at] / max(1.0, elements.sum())
+                return works[action.micro_batch] * share * of_layer * whole[1]
             late = action.kind == "weight-gradient" and layout.sync.get(action.layer) == "factors"
             if late and action.joint:
                 return whole[0][:, at, phases["weight-gradient"]]
             times = (joint if action.joint else own)[action.micro_batch][0]
             found = times[:, at, phases[action.kind]]  # type: ignore[index]  # not an update
-            return share * found if action.joint else found
+            return share * found if action.joint else works[action.micro_batch] * found
 
         return seconds
 

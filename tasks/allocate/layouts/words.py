@@ -33,7 +33,7 @@ def in_words(
             by_way.setdefault(layout.how(one.name), []).append(one)
     if set(by_way) <= {"sum"}:
         return f"all layers data parallel {where}"
-    parts = [f"{_layers(some, by_way)} {SYNC_WORDS[way]}" for way, some in by_way.items()]
+    parts = [f"{_layers(some, by_way)} {_way(layout, way)}" for way, some in by_way.items()]
     parts[0] += f" {where}"
     fewer = ""
     if sent_bytes > 0 and summed_bytes > 0:
@@ -43,7 +43,7 @@ def in_words(
             if ratio >= 1
             else f": {plain(1 / ratio)} times the bytes of summed gradients"
         )
-    return f"{'; '.join(parts)}{fewer}"
+    return f"{'; '.join(parts)}{_local_steps(layout)}{fewer}"
 
 
 def layers_text(group: LayerGroup) -> str:
@@ -54,6 +54,21 @@ def layers_text(group: LayerGroup) -> str:
         ", ".join(group.layers) if few else f"{group.layers[0]} and {len(group.layers) - 1} more"
     )
     return f"{names} ({kinds})"
+
+
+def _way(layout: Layout, way: Sync) -> str:
+    often = layout.average_every
+    if way != "average" or often is None:
+        return SYNC_WORDS[way]
+    return f"averaged every {often} steps" if often > 1 else "averaged after each step"
+
+
+def _local_steps(layout: Layout) -> str:
+    """How many steps each device does between the steps of all, if not all do one."""
+    counts = [len(one.micro_batches) for one in layout.pipelines]
+    if not layout.alone or max(counts) == 1:
+        return ""
+    return f", in local steps of about {layout.local_batch} samples"
 
 
 def _layers(some: Sequence[LayerFacts], by_way: dict[Sync, list[LayerFacts]]) -> str:

@@ -17,7 +17,7 @@ Sync = Literal["sum", "factors", "rows", "average"]
 
 sum: gradients are summed over all. factors: inputs and output gradients are gathered, and every
 device multiplies them itself. rows: each device holds some rows of the weight. average: every
-device trains alone for some steps, then parameters are averaged.
+device uses its own gradient for some steps, then parameters are averaged.
 """
 Outer = Literal["none", "block-momentum", "nesterov"]
 """What an average does: nothing more, block momentum (BMUF), or an outer Nesterov step (DiLoCo)."""
@@ -60,8 +60,8 @@ class Layout(Value):
     average_every: int | None = Field(
         default=None,
         ge=1,
-        description="most steps between averages; None: nothing is averaged. Each micro-batch is "
-        "then a step of its device alone; 1 is the same as summing gradients",
+        description="most steps between averages; None: nothing is averaged; 1 is the same as "
+        "summing gradients. If no layer is summed, each micro-batch is a step of its device alone",
     )
     local_batch: int | None = Field(
         default=None,
@@ -84,7 +84,7 @@ class Layout(Value):
 
     @property
     def averages(self) -> bool:
-        """Whether devices train alone between averages."""
+        """Whether some layers differ between devices until they are averaged."""
         alone = (self.average_every or 1) > 1 or self.outer != "none"
         return self.average_every is not None and (alone or self.local_batch is not None)
 
@@ -93,9 +93,19 @@ class Layout(Value):
         """Whether ranks send each other more than sums."""
         return bool({"factors", "rows"} & set(self.sync.values()))
 
+    @property
+    def alone(self) -> bool:
+        """Whether every layer is averaged, so that devices do local steps in between."""
+        return self.averages and not self.sync
+
     def how(self, layer: str) -> Sync:
-        """How a layer's copies are kept equal."""
-        return self.sync.get(layer, "average" if self.average_every else "sum")
+        """How a layer's copies are kept equal.
+
+        Without a word for it: summed; averaged if `average_every` is set and no layer is said to
+        be averaged.
+        """
+        all_average = self.average_every is not None and "average" not in self.sync.values()
+        return self.sync.get(layer, "average" if all_average else "sum")
 
 
 def name_of(syncs: set[Sync], stages: int) -> LayoutName:

@@ -1,6 +1,6 @@
-"""Model averaging: ranks train alone for some steps, then take the average of their parameters.
+"""Model averaging: ranks use their own gradients for some steps, then average their parameters.
 
-With weights w_r = b_r / B, samples of rank r over those of all,
+With weights w_r = b_r / B, samples of rank r over those of all since the average before,
 
     average            θ ← Σ_r w_r θ_r
     block momentum     Δ ← η Δ + ζ (Σ_r w_r θ_r − θ₀),  θ ← θ₀ + Δ
@@ -10,12 +10,15 @@ where θ₀ are the parameters after the average before. Sources: K. Chen and Q.
 training of deep learning machines by incremental block training", ICASSP 2016 (BMUF); A. Douillard
 et al., "DiLoCo", arXiv:2311.08105.
 
-The optimizer's moments stay each rank's own, but for a checkpoint, which averages them too. Running
-statistics of batch normalisation are averaged with the parameters.
+The optimizer's moments stay each rank's own. When the state of all is needed, for a checkpoint or a
+new group of ranks, they are averaged too. Floating-point buffers that changed, such as the running
+statistics of batch normalisation, are averaged with the parameters; counters become the mean,
+rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -25,7 +28,7 @@ from trainwright.tasks.train.exchange.collective import Collective
 
 BLOCK_MOMENTUM, BLOCK_RATE = 0.5, 1.0
 OUTER_MOMENTUM, OUTER_RATE = 0.9, 0.7
-FAR, NEAR = 0.5, 0.1
+FAR, NEAR = 1.5, 1.0
 """Above and below which divergence ranks average more and less often."""
 VELOCITY = "velocity"
 """The name of Δ or v in a checkpoint's optimizer."""
@@ -33,34 +36,62 @@ _PIECE = 1 << 24
 
 
 class Averaging:
-    """Averages the state of all ranks of a group."""
+    """Averages some parameters, and buffers, over all ranks of a group."""
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        buffers: Sequence[torch.Tensor],
         optimizer: torch.optim.Optimizer,
         collective: Collective,
         every: int,
         outer: Outer,
     ) -> None:
-        self._model, self._optimizer, self._collective = model, optimizer, collective
-        self.every, self._most, self._outer = every, every, outer
+        self._optimizer, self._collective = optimizer, collective
+        self._most, self._outer = every, outer
+        wanted = {id(one) for one in parameters if one.requires_grad}
+        everything = [one for group in optimizer.param_groups for one in group["params"]]
+        self._trained = {number: one for number, one in enumerate(everything) if id(one) in wanted}
+        """by number in the optimizer"""
+        self._buffers = list(buffers)
+        self.every = every
         """steps between averages: it follows the measured divergence, up to what the plan says"""
+        self.divergence = 0.0
+        """of the last average"""
+        self.averages = 0
+        """how many there were"""
         self.samples = 0
         """this rank's samples since the last average"""
         self.steps = 0
         self.velocities: dict[str, torch.Tensor] = {}
         """Δ or v, by name: `velocity.3` is the optimizer's fourth parameter's"""
+        self._share = 1 / max(1, collective.size)
+        """w_r of the last average"""
         self._anchors: list[torch.Tensor] = []
-        """θ₀"""
+        """θ₀, and the buffers after the average before"""
 
     def begin(self) -> None:
         """All ranks have the same state now."""
         self.samples = self.steps = 0
-        self._anchors = [one.detach().clone() for one in self._trained()]
+        self._anchors = [one.detach().clone() for one in self._state()]
+        self._share = 1 / self._collective.size
 
-    def _trained(self) -> list[torch.nn.Parameter]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+    def begin_anew(self) -> None:
+        """The training starts from its initial state."""
+        self.every, self.divergence, self.averages = self._most, 0.0, 0
+        self.velocities = {}
+
+    def _state(self) -> list[torch.Tensor]:
+        return [*self._trained.values(), *self._buffers]
+
+    def document(self) -> dict[str, Any]:
+        """JSON for a checkpoint, which is written right after an average."""
+        return {"every": self.every, "divergence": self.divergence, "averages": self.averages}
+
+    def load(self, document: dict[str, Any]) -> None:
+        """Restore a `document`; the interval stays within this plan's."""
+        self.every = min(self._most, document["every"])
+        self.divergence, self.averages = document["divergence"], document["averages"]
 
     def step_done(self, samples: int) -> bool:
         """A step of this rank's samples has ended. Returns whether an average is due."""
@@ -68,93 +99,126 @@ class Averaging:
         self.steps += 1
         return self.steps >= self.every
 
-    def average(self, *, moments: bool = False) -> None:
-        """Average over all ranks, which call it at once; with `moments`, the optimizer's too."""
-        weight = self._weight()
+    def average(self, *, moments: bool = False, holds: bool = True) -> None:
+        """Average over all ranks, which call it at once; with `moments`, the optimizer's too.
+
+        A rank without the state of this training (`holds`) adds nothing. Nothing changes before
+        the last sum is complete.
+        """
+        if not self._anchors:
+            self.begin()
+        size, rank = self._collective.size, self._collective.rank
+        given = torch.zeros(2 * size, dtype=torch.float64)
+        given[rank], given[size + rank] = (self.samples, 1) if holds else (0, 0)
+        given = self._collective.sum_(given, "averaged samples")
+        total, holders = float(given[:size].sum()), float(given[size:].sum())
+        if total:
+            self._share = float(given[rank]) / total
+        elif holders < size:
+            self._share = holds / holders
         if moments:
-            self._average_moments(weight)
-        if not self.steps:
-            return
-        trained = self._trained()
-        buffers = [one for one in self._model.buffers() if one.is_floating_point()]
-        own = [one.detach().clone() for one in trained]
-        self._sum([*trained, *buffers], weight)
-        self._follow_divergence(trained, own, weight)
-        with torch.no_grad():
-            for number, parameter in enumerate(trained):
-                self._step_outside(number, parameter)
+            self._average_moments()
+        if total:
+            self._average_state(holds, holders)
         self.samples = self.steps = 0
 
-    def _average_moments(self, weight: float) -> None:
-        """Average the optimizer's moments, unless a rank has none yet."""
-        moments = [value for one in self._trained() for value in self._moments(one)]
+    def _average_state(self, holds: bool, holders: float) -> None:
+        changed = torch.tensor(
+            [
+                float(not torch.equal(one, before))
+                for one, before in zip(
+                    self._buffers, self._anchors[len(self._trained) :], strict=True
+                )
+            ],
+            dtype=torch.float64,
+        )
+        if len(changed):
+            changed = self._collective.sum_(changed, "changed buffers")
+        buffers = [one for one, count in zip(self._buffers, changed, strict=True) if count]
+        means = self._sums([*self._trained.values(), *buffers])
+        self._follow_divergence(means, holds, holders)
+        with torch.no_grad():
+            for place, (number, one) in enumerate(self._trained.items()):
+                one.copy_(means[place])
+                self._step_outside(number, one, self._anchors[place])
+            for one, mean in zip(buffers, means[len(self._trained) :], strict=True):
+                one.copy_(mean)
+        self._anchors = [one.detach().clone() for one in self._state()]
+        self.averages += 1
+
+    def _average_moments(self) -> None:
+        """Average the optimizer's moments and counters, unless a rank has none yet."""
+        moments = [value for one in self._trained.values() for value in self._moments(one)]
         counts = torch.zeros(self._collective.size, dtype=torch.float64)
         counts[self._collective.rank] = len(moments)
         if len(set(self._collective.sum_(counts, "moments").tolist())) == 1:
-            self._sum(moments, weight)
-
-    def _weight(self) -> float:
-        """This rank's share of the samples since the last average."""
-        given = torch.tensor([float(self.samples)], dtype=torch.float64)
-        total = float(self._collective.sum_(given, "averaged samples"))
-        return self.samples / total if total else 1 / self._collective.size
+            with torch.no_grad():
+                for one, mean in zip(moments, self._sums(moments), strict=True):
+                    one.copy_(mean)
 
     def _moments(self, parameter: torch.nn.Parameter) -> list[torch.Tensor]:
         state: dict[str, Any] = self._optimizer.state.get(parameter, {})
-        return [
-            value
-            for _, value in sorted(state.items())
-            if isinstance(value, torch.Tensor) and value.dim()
-        ]
+        return [value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
 
-    def _sum(self, tensors: list[torch.Tensor], weight: float) -> None:
-        """Σ_r w_r x_r of each tensor, in place; summed in fp32 or fp64."""
-        for dtype in sorted({one.dtype for one in tensors}, key=str):
-            some = [one for one in tensors if one.dtype == dtype]
-            exact = torch.float64 if dtype == torch.float64 else torch.float32
+    def _sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Σ_r w_r x_r of each tensor, in host memory; summed in fp32 or fp64."""
+        found: dict[int, torch.Tensor] = {}
+        for kind in sorted({_kind(one) for one in tensors}):
+            places = [place for place, one in enumerate(tensors) if _kind(one) == kind]
+            some = [tensors[place] for place in places]
+            exact = torch.float32 if kind == "fp32" else torch.float64
             flat = torch.cat([one.detach().reshape(-1).to("cpu", exact) for one in some])
-            flat *= weight
+            flat *= self._share
             for number, piece in enumerate(flat.split(_PIECE)):
-                self._collective.sum_(piece, f"average {dtype} {number}")
-            parts = flat.split([one.numel() for one in some])
-            with torch.no_grad():
-                for one, part in zip(some, parts, strict=True):
-                    one.copy_(part.view(one.shape))
+                self._collective.sum_(piece, f"average {kind} {number}")
+            if kind == "counters":
+                flat.round_()
+            for place, part in zip(places, flat.split([one.numel() for one in some]), strict=True):
+                found[place] = part.view(tensors[place].shape)
+        return [found[place] for place in range(len(tensors))]
 
     def _follow_divergence(
-        self, averaged: list[torch.nn.Parameter], own: list[torch.Tensor], weight: float
+        self, means: Sequence[torch.Tensor], holds: bool, holders: float
     ) -> None:
-        """Average more often if ranks are far apart, compared with how far they went together.
+        """Average more often if ranks go ways that cancel each other.
 
-        Σ_r w_r |θ_r − θ|² / |θ − θ₀|².
+        The divergence is Σ_r w_r² |θ_r − θ₀|² / |Σ_r w_r (θ_r − θ₀)|²: 1 if the ranks' ways are
+        independent, as with steps of noise; less if they go the same way, Σ_r w_r² at least.
         """
-        apart = weight * sum(
-            float((mine - one.detach()).double().square().sum())
-            for mine, one in zip(own, averaged, strict=True)
+        apart, together = 0.0, 0.0
+        for own, mean, before in zip(self._trained.values(), means, self._anchors, strict=False):
+            start = before.detach().to("cpu", torch.float64)
+            apart += float((own.detach().to("cpu", torch.float64) - start).square().sum())
+            together += float((mean - start).square().sum())
+        found = torch.tensor(
+            [self._share**2 * apart, together / holders] if holds else [0.0, 0.0],
+            dtype=torch.float64,
         )
-        together = sum(
-            float((one.detach() - anchor).double().square().sum())
-            for one, anchor in zip(averaged, self._anchors, strict=True)
-        )
-        found = torch.tensor([apart, together / self._collective.size], dtype=torch.float64)
         apart, together = self._collective.sum_(found, "divergence").tolist()
-        divergence = apart / together if together > 0 else 0.0
-        if divergence > FAR:
+        self.divergence = apart / together if together > 0 else 0.0
+        if self.divergence > FAR:
             self.every = max(1, self.every // 2)
-        elif divergence < NEAR:
+        elif self.divergence < NEAR:
             self.every = min(self._most, self.every * 2)
 
-    def _step_outside(self, number: int, parameter: torch.nn.Parameter) -> None:
+    def _step_outside(
+        self, number: int, parameter: torch.nn.Parameter, before: torch.Tensor
+    ) -> None:
         """The outer step: from the parameters before to those that the average suggests."""
-        before = self._anchors[number]
-        if self._outer != "none":
-            name = f"{VELOCITY}.{number}"
-            velocity = self.velocities.setdefault(name, torch.zeros_like(parameter))
-            moved = parameter.detach() - before
-            if self._outer == "block-momentum":
-                velocity.mul_(BLOCK_MOMENTUM).add_(moved, alpha=BLOCK_RATE)
-                parameter.copy_(before + velocity)
-            else:
-                velocity.mul_(OUTER_MOMENTUM).sub_(moved)
-                parameter.copy_(before - OUTER_RATE * (OUTER_MOMENTUM * velocity - moved))
-        self._anchors[number] = parameter.detach().clone()
+        if self._outer == "none":
+            return
+        velocity = self.velocities.setdefault(f"{VELOCITY}.{number}", torch.zeros_like(parameter))
+        moved = parameter.detach() - before
+        if self._outer == "block-momentum":
+            velocity.mul_(BLOCK_MOMENTUM).add_(moved, alpha=BLOCK_RATE)
+            parameter.copy_(before + velocity)
+        else:
+            velocity.mul_(OUTER_MOMENTUM).sub_(moved)
+            parameter.copy_(before - OUTER_RATE * (OUTER_MOMENTUM * velocity - moved))
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """Which tensors are summed together: those of a type, and counters, which are whole numbers."""
+    if not tensor.is_floating_point() or not tensor.dim():
+        return "counters"
+    return "fp64" if tensor.dtype == torch.float64 else "fp32"

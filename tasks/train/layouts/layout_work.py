@@ -1,4 +1,8 @@
-"""What a rank does in a step for the layers that are not summed as gradients."""
+"""What a rank does in a step for the layers that are not summed as gradients.
+
+In a layout that averages some layers and not others, all ranks do joint steps: of rank r's loss
+(b_r / B) · loss_r, averaged layers keep the rank's own gradient h_r, here divided by b_r / B.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +54,20 @@ class LayoutWork:
         known = [name for one in layers for name in one.parameters]
         order = {name: place for place, name in enumerate(known)}
         named = sorted(model.named_parameters(), key=lambda pair: order.get(pair[0], -1))
-        averages = layout is not None and layout.averages
-        self.summed = [one for _, one in named if id(one) not in apart and not averages]
+        rest = [(name, one) for name, one in named if id(one) not in apart]
+        averaged = set[int]()
+        if layout is not None and layout.averages:
+            owner = {name: one.name for one in layers for name in one.parameters}
+            averaged = {
+                id(one) for name, one in rest if layout.how(owner.get(name, "")) == "average"
+            }
+        self.averaged = [one for _, one in rest if id(one) in averaged]
+        """the parameters that are averaged from time to time"""
+        self.summed = [one for _, one in rest if id(one) not in averaged]
         """the parameters whose gradients are summed, in the order of the forward pass"""
+        self.share = 1.0
+        """b_r / B, this rank's share of the step's samples"""
+        self._joint_steps = bool(averaged) and layout is not None and not layout.alone
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""
         self.computed: Callable[[str, ProductPhase, float], None] = lambda *_: None
@@ -98,12 +113,21 @@ class LayoutWork:
                 yield name, parameter, one
 
     def parts(self) -> tuple[list[torch.nn.Parameter], float]:
-        """The parameters of which this rank holds some rows, and |g|² of all rows of all ranks."""
-        if not self.is_cut:
+        """The parameters whose gradients differ between ranks, and their |g|² over all ranks.
+
+        Those of which this rank holds some rows, |g|² of all rows; and in joint steps the averaged
+        ones, Σ_r b_r / B · |g_r|².
+        """
+        found = [parameter for _, parameter, _ in self.parameters()] if self.is_cut else []
+        square = self.rows_square if self.is_cut else 0.0
+        if self._joint_steps:
+            found += self.averaged
+            gradients = [one.grad for one in self.averaged if one.grad is not None]
+            square += self.share * sum(float(one.double().square().sum()) for one in gradients)
+        if not found:
             return [], 0.0
-        own = torch.tensor([self.rows_square], dtype=torch.float64)
-        found = [parameter for _, parameter, _ in self.parameters()]
-        return found, float(self._exchange.sum_(own, "norm of rows"))
+        own = torch.tensor([square], dtype=torch.float64)
+        return found, float(self._exchange.sum_(own, "norm of parts"))
 
     def begin(self) -> None:
         """A step begins."""
@@ -111,6 +135,8 @@ class LayoutWork:
             late.begin()
         for one in self.sharded:
             one.begin()
+        for parameter in self.averaged:
+            parameter.grad = None
         self._sent.clear()
         self.own_square, self.joint_square, self.overflowed = 0.0, 0.0, False
         self.squares, self.rows_square = [0.0] * self._exchange.size, 0.0
@@ -149,6 +175,9 @@ class LayoutWork:
             gradients = [each.grad for each in one.parameters.values() if each.grad is not None]
             self.rows_square += sum(float(each.double().square().sum()) for each in gradients)
         self.overflowed |= not math.isfinite(self.rows_square)
+        if self._joint_steps and self.loss_scale != 1:
+            gradients = [one.grad for one in self.averaged if one.grad is not None]
+            self.overflowed |= not all(bool(one.isfinite().all()) for one in gradients)
 
     def finish(self) -> None:
         """Wait for the factors of all ranks, and set the gradients."""
@@ -160,3 +189,14 @@ class LayoutWork:
             ]
             self.joint_square += late.finish(parts)
             self._computed(late.name, "weight_gradient", sum(len(one.inputs) for one in parts))
+        if self._joint_steps:
+            self._own_gradients()
+
+    def _own_gradients(self) -> None:
+        """Set the averaged layers' gradients to those of this rank's own mean loss."""
+        if not self.share:
+            for parameter in self.averaged:
+                parameter.grad = None
+        gradients = [one.grad for one in self.averaged if one.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, self.share * self.loss_scale)

@@ -215,11 +215,12 @@ class Rank(Replica):
         self._layout.begin()
         loss_scale = self.loss_scale.value if self._scales else 1.0
         self._gradients.loss_scale = self._layout.loss_scale = loss_scale
+        self._layout.share = size / total
         try:
             following = self._following(len(order), begin + total)
             self._loaded = self.loader.batch(order, places, following)
             parts = self._micro_batches(size, total)
-            if self.averaging is not None:
+            if self.alone:
                 loss, correct = self._local_steps(parts, total)
                 passes = 1.0
             else:
@@ -314,9 +315,11 @@ class Rank(Replica):
         return sum(total**2 / size * square for size, square in squares if size)
 
     def noise_document(self) -> dict[str, Any]:
-        """JSON for a checkpoint: the state of the noise scale, and of the loss scale if used."""
+        """JSON for a checkpoint: the state of noise scale, and loss scale and averages if used."""
         scale = {"loss_scale": self.loss_scale.document()} if self._scales else {}
-        return self.noise_scale.document() | {"joint_square": self._joint_square} | scale
+        averages = {"averaging": self.averaging.document()} if self.averaging is not None else {}
+        own = self.noise_scale.document() | {"joint_square": self._joint_square}
+        return own | scale | averages
 
     def load_noise(self, document: dict[str, Any]) -> None:
         """Restore a `noise_document`."""
@@ -325,6 +328,8 @@ class Rank(Replica):
             **{name: document[name] for name in self.noise_scale.document()}
         )
         self.loss_scale = LossScale(**document.get("loss_scale", {}))
+        if self.averaging is not None and "averaging" in document:
+            self.averaging.load(document["averaging"])
 
     def _following(self, rows: int, begin: int) -> list[tuple[int, int]]:
         """The places of this rank's rows in the next steps of the epoch, if the split stays.
@@ -357,7 +362,7 @@ class Rank(Replica):
         """
         rows = np.arange(size)
         layout = self.request.plan.layout
-        if self.averaging is not None and layout is not None and layout.local_batch is not None:
+        if self.alone and layout is not None and layout.local_batch is not None:
             return np.array_split(rows, max(1, round(size / layout.local_batch)))
         if self.request.plan.accumulation == 1:
             return [rows]
@@ -467,20 +472,19 @@ class Rank(Replica):
     def update(self, learning_rate: float) -> None:
         """Run the optimizer with the summed gradients, unless a scaled gradient overflowed.
 
-        Ranks that train alone have done that; they average if it is time.
+        Ranks that train alone have done that. Layers that are averaged are so if it is time.
         """
-        if self.averaging is not None:
-            if self.averaging.step_done(self._batch_size):
-                self.averaging.average()
-        elif not self._skip:
+        if not self.alone and not self._skip:
             self._optimizer_step(learning_rate)
+        if self.averaging is not None and self.averaging.step_done(self._batch_size):
+            self.averaging.average()
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None
         self.fits = max(self.fits, self._batch_size)
 
     def average(self, *, moments: bool = False) -> None:
-        """Give all ranks the same parameters, if they train alone. All ranks call it at once."""
+        """Give all ranks the same parameters, if some are averaged. All ranks call it at once."""
         if self.averaging is not None:
             self.averaging.average(moments=moments)
 

@@ -121,9 +121,10 @@ class Replica:
         self._validation_loss = model_source.loss_function(definition, request.schema_.task)
         self._definition = definition
         plan = request.plan
-        averages = plan.layout is not None and plan.layout.averages
         # Ranks that train alone use the statistics of their own batches.
-        self._joined = [] if averages else join_batch_norms(self.model, self.collective)
+        self.alone = plan.layout is not None and plan.layout.alone
+        """whether ranks train alone between averages"""
+        self._joined = [] if self.alone else join_batch_norms(self.model, self.collective)
         self._layout = LayoutWork(plan.layout, plan.layers, self.model, self.collective)
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
@@ -131,7 +132,9 @@ class Replica:
         self.averaging: Averaging | None = None
         if plan.layout is not None and plan.layout.averages:
             self.averaging = Averaging(
-                self.model,
+                self._layout.averaged,
+                # In joint steps, statistics are of the joint batch.
+                list(self.model.buffers()) if self.alone else [],
                 self.optimizer,
                 self.collective,
                 plan.layout.average_every or 1,
@@ -146,6 +149,8 @@ class Replica:
         """Reset parameters, buffers and optimizer to their initial state."""
         self.model.load_state_dict(self._newly_built().state_dict())
         self.optimizer.state.clear()
+        if self.averaging is not None:
+            self.averaging.begin_anew()
 
     def adapt(self) -> None:
         """Let the model's source set its initial state from training rows, if it defines `adapt`.

@@ -27,6 +27,8 @@ def begin_search(rank: Rank, group: WorkerGroup) -> None:
     rank.begin_anew()
     rank.adapt()
     rank.take_state_from_first()
+    if rank.averaging is not None:
+        rank.averaging.begin()
 
 
 def search(
@@ -81,6 +83,7 @@ def _series(
         epoch, begin = divmod(samples, len(rank.train_rows))
         if begin == 0:
             order = rank.epoch_order(epoch)
+        rank.learning_rate = rate
         found = rank.step(order, begin, step)
         samples += found.samples
         if found.stop:

@@ -37,6 +37,9 @@ class Snapshot:
         rank.optimizer.load_state_dict(copy.deepcopy(self._optimizer))
         rank.optimizer.zero_grad(set_to_none=True)
         rank.load_noise(self._noise)
+        if rank.averaging is not None:
+            rank.averaging.velocities = {}  # a search starts without
+            rank.averaging.begin()
         rank.split = list(self._split)
         torch.set_rng_state(self._torch)
         if self._cuda is not None:

@@ -34,19 +34,26 @@ def agree(training: Training, group: WorkerGroup) -> None:
     training.steps.cut()  # before the first member lets the launcher align all journals
     # Each member fills its own slot with its finished steps + 1 (0: no state), so the sum is the
     # list of all members' counts.
-    finished = torch.zeros(peers.size, dtype=torch.float64)
-    finished[peers.rank] = state.step + 1 if state is not None else 0
+    # Beside it, the averages so far: at equal steps, a rank may have received the last one's sums.
+    averaging = training.rank.averaging
+    finished = torch.zeros(peers.size, 2, dtype=torch.float64)
+    if state is not None:
+        finished[peers.rank, 0] = state.step + 1
+        finished[peers.rank, 1] = averaging.averages if averaging is not None else 0
     counts = peers.sum_(finished, "finished").tolist()
-    newest, source, back = max(counts), counts.index(max(counts)), False
-    if newest == 0:
+    own, newest = counts[peers.rank], max(counts)
+    source, back = counts.index(newest), False
+    if newest[0] == 0:
         state, source = begin(training, _here(training, group.checkpoint)), 0
     else:
-        holds = counts[peers.rank] == newest
+        holds = own[0] == newest[0]
         if rank.rows_of_layers() and not holds:
             training.state = None  # it will have newer rows beside its other parameters
         back = not hold_all_rows(rank, source, holds=holds)
         if back:
             state, source = _without_lost_rows(training), 0
+        else:
+            _average(training, source, holds=own[0] > 0 and own[1] == newest[1])
     take_all(training, source, state)
     if back:
         training.committed = training.saved
@@ -79,6 +86,20 @@ def return_to_checkpoint(training: Training) -> files.CheckpointState | None:
     if state is not None:
         training.channel.send("back", step=state.step)
     return state
+
+
+def _average(training: Training, source: int, *, holds: bool) -> None:
+    """Average what the members have done alone since the last average, each by its samples.
+
+    A step under way when the group broke is done again; it changes nothing but what its ranks have
+    learned alone. `holds`: whether this rank has done all averages.
+    """
+    rank = training.rank
+    if rank.averaging is None:
+        return
+    shapes = rank.optimizer_shapes()
+    rank.expect_optimizer(take_document(rank.collective, shapes, "averaged", source))
+    rank.averaging.average(moments=True, holds=holds)
 
 
 def _here(training: Training, folder: str | None) -> str | None:

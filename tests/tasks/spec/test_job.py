@@ -142,6 +142,31 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
             },
             "global_batch_size of at most 128, the upper bound of batch_bounds, not 512",
         ),
+        (
+            {"train": {"layout": "average"}},
+            "train.layout: got 'average'; allowed: a mapping of fields or 'auto', 'data-parallel', "
+            "'late-multiply', 'sharded', 'hybrid', 'averaging' or 'mixed'",
+        ),
+        (
+            {"train": {"layout": {"average_every": 0}}},
+            "train.layout.average_every: got 0; allowed: greater than or equal to 1",
+        ),
+        (
+            {"train": {"layout": {"outer": "adam"}}},
+            "train.layout.outer: got 'adam'; allowed: 'none', 'block-momentum' or 'nesterov'",
+        ),
+        (
+            {"train": {"layout": {"name": "mixed", "local_batch": 8}}},
+            "layout.local_batch (8) with layout.name averaging only",
+        ),
+        (
+            {"train": {"layout": {"average_every": 8, "dense": "rows"}}},
+            "layout.dense rows with layout.name mixed only",
+        ),
+        (
+            {"train": {"layout": "averaging", "adaptive_batch": True}},
+            "adaptive_batch false with the layout averaging",
+        ),
         ({"train": {"faults": {"stall_timeout": "1ms"}}}, "train.faults.stall_timeout: got "),
         (
             {"train": {"learning_rate": -1.0}},

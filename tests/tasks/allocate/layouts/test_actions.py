@@ -175,3 +175,26 @@ def test_a_shared_weight_is_not_divided() -> None:
     for sync in ("factors", "rows"):
         with pytest.raises(BadInput, match=f"fc1 can't be {sync}: another layer uses its weight"):
             require_permitted(layout_of([[1]], {"fc1": sync}), shared, ["device-0"])
+
+
+def test_devices_that_train_alone_update_after_each_local_step() -> None:
+    layout = layout_of([[8, 8, 8], [8]], average_every=4, local_batch=8)
+    lists = actions_of(layout, MODEL)
+    assert problem_of(lists, holders(MODEL, layout), local_steps=3) is None
+    assert "updates conv 3 times" in str(problem_of(lists, holders(MODEL, layout)))
+    order = names(lists[0])
+    assert order.index("update fc2 0") < order.index("forward conv 1")
+    assert [one.kind for one in lists[0] if one.group] == ["agree", "average"]
+
+
+def test_a_mixed_layout_sums_some_layers_and_averages_others() -> None:
+    layout = layout_of([[8], [4]], {"fc1": "average", "fc2": "factors"}, average_every=4)
+    lists = actions_of(layout, MODEL)
+    assert problem_of(lists, holders(MODEL, layout)) is None
+    moved = [(one.kind, one.name) for one in lists[0] if one.group and one.kind != "wait"]
+    assert moved == [
+        ("gather", "factors fc2"),
+        ("sum", "sum conv.weight"),
+        ("agree", "agree"),
+        ("average", "average fc1.bias"),
+    ]

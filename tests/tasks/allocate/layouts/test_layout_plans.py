@@ -160,3 +160,52 @@ def test_a_layout_between_devices_needs_several_and_known_layers() -> None:
         plan(HEAVY, hosts=1, layout={"dense": "rows"})
     with pytest.raises(BadInput, match="got 'sharded'; the estimate does not say what each layer"):
         plan([], layout="sharded")
+
+
+def test_averaging_is_chosen_only_if_the_job_says_so() -> None:
+    wanted, free = plan(HEAVY, layout="averaging"), plan(HEAVY)
+    assert free.layout is not None
+    assert free.layout.average_every is None
+    assert not {"averaging", "mixed"} & {one.layout for one in free.alternatives}
+    layout = wanted.layout
+    assert layout is not None
+    assert (layout.name, layout.sync, layout.alone) == ("averaging", {}, True)
+    assert wanted.strategy["name"] == "averaging"
+    assert wanted.layout_in_words.startswith("all layers averaged every 16 steps on 2 devices: ")
+    assert step_s(wanted) < step_s(plan(HEAVY, layout="data-parallel")) / 5
+    reasons = {one.layout: one.reason for one in wanted.alternatives}
+    assert reasons["hybrid"].endswith("; train.layout chose another")
+    require_permitted(layout, wanted.layers, [one.id for one in wanted.devices])
+
+
+def test_mixed_averages_the_layers_with_nearly_all_parameters() -> None:
+    chosen = plan(HEAVY, layout="mixed").layout
+    assert chosen is not None
+    assert (chosen.name, chosen.sync, chosen.alone) == ("mixed", {"fc6": "average"}, False)
+    assert chosen.how("conv") == "sum"
+    dense = plan(HEAVY, layout={"name": "mixed", "dense": "factors"}).layout
+    assert dense is not None
+    assert dense.sync == {"fc6": "average", "fc7": "factors"}
+    light = plan(LIGHT, layout="mixed").layout
+    assert light is not None
+    assert light.how("conv") == "average"
+
+
+def test_mixed_needs_two_layers() -> None:
+    with pytest.raises(BadInput, match="got 'mixed'; the model has no two layers with parameters"):
+        plan([dense_layer("fc", 100, 100), LOSS], layout="mixed")
+    with pytest.raises(BadInput, match="got 'averaging'; the plan has one device"):
+        plan(HEAVY, hosts=1, layout={"average_every": 8})
+
+
+def test_the_jobs_interval_local_batch_and_outer_step_are_in_the_layout() -> None:
+    wanted = {"average_every": 64, "local_batch": 8, "outer": "nesterov"}
+    planned = plan(HEAVY, layout=wanted)
+    chosen = planned.layout
+    assert chosen is not None
+    assert (chosen.average_every, chosen.local_batch, chosen.outer) == (64, 8, "nesterov")
+    assert [one.micro_batches for one in chosen.pipelines] == [[8] * 4, [8] * 4]
+    assert "in local steps of about 8 samples" in planned.layout_in_words
+    mixed = plan(HEAVY, layout={"name": "mixed", "average_every": 32, "outer": "block-momentum"})
+    assert mixed.layout is not None
+    assert (mixed.layout.average_every, mixed.layout.outer) == (32, "block-momentum")

@@ -144,3 +144,14 @@ def test_a_step_takes_as_long_as_its_slowest_part_and_no_longer_with_a_faster_ne
         assert slow.sent_bytes[rank] == pytest.approx(fast.sent_bytes[rank])
     if ranks == 1:
         assert slow.sent_bytes == [0.0]
+
+
+def test_local_steps_take_the_time_of_the_device_that_takes_longest() -> None:
+    alone = layout_of([[4, 4], [8], [4, 2]], average_every=4, local_batch=4)
+    simulate = simulator(MODEL, [1.0, 2.0, 1.0], bytes_per_s=1e6)
+    step = simulate(alone, averages=False)
+    assert step.step_s == pytest.approx(8 * 6e-3, rel=0.05)
+    assert step.seconds(2)["compute"] == pytest.approx(6 * 6e-3)
+    whole = simulate(alone)
+    assert whole.sent_bytes[0] - step.sent_bytes[0] == pytest.approx(4 / 3 * 4 * (100 + 100 * 100))
+    assert whole.step_s > step.step_s

@@ -126,9 +126,16 @@ def with_layout(
 
 
 def train_in_threads(
-    asked: TrainRequest, store: Path, then: Callable[[Rank], Any], most_steps: int = 10**9
+    asked: TrainRequest,
+    store: Path,
+    then: Callable[[Rank], Any],
+    most_steps: int = 10**9,
+    before: Callable[[Rank, int], Any] = lambda rank, step: None,
 ) -> list[Any]:
-    """Train the request's epochs; the results of `then` on every rank, called by all at once."""
+    """Train the request's epochs; the results of `then` on every rank, called by all at once.
+
+    All call `before` with the number of the step that follows.
+    """
     size = len(asked.plan.devices)
     shared, dataset = Threads(size), data.load(asked.job.data, asked.job.train.seed)
 
@@ -144,6 +151,7 @@ def train_in_threads(
                 order = rank.epoch_order(epoch)
                 for at in range(0, len(order), asked.plan.global_batch_size):
                     if step < most_steps:
+                        before(rank, step)
                         rank.step(order, at, step)
                         rank.update(asked.learning_rate)
                         step += 1

@@ -25,6 +25,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "late-multiply": {"sync": {"out": "factors"}},
     "sharded": {"sync": {"out": "rows"}, "rows": {"out": [2, 5, 3]}},
     "sharded on one": {"sync": {"out": "rows"}, "rows": {"out": [0, 10, 0]}},
+    "averaging": {"sync": {}, "average_every": 1},
+    "mixed": {"sync": {"out": "average"}, "average_every": 1},
 }
 
 
