@@ -52,13 +52,16 @@ class AverageTimes:
     steps: int
     moments: int
     """tensors that a checkpoint averages for each parameter"""
+    keeps_best: bool = False
+    """whether each epoch may write a checkpoint: the best so far"""
 
     @staticmethod
     def of(spec: TrainSpec, rows: int, batch: int) -> AverageTimes:
         """Those of a job with this many training rows and this global batch."""
-        epoch = -(-rows // batch)
-        every = spec.checkpoint.every_steps
-        return AverageTimes(epoch, every, epoch * spec.epochs, _MOMENTS[spec.optimizer.name])
+        epoch, policy = -(-rows // batch), spec.checkpoint
+        moments = _MOMENTS[spec.optimizer.name]
+        steps = epoch * spec.epochs
+        return AverageTimes(epoch, policy.every_steps, steps, moments, policy.keep_best)
 
     def in_a_step(self, every: int) -> tuple[float, float]:
         """Averages in a step, and what they send, as a multiple of what one average sends."""
@@ -66,8 +69,10 @@ class AverageTimes:
         averages, moments, since = 0, 0, 0
         for step in range(1, played + 1):
             since += 1
+            ends = step % self.epoch_steps == 0
             saves = step % self.checkpoint_steps == 0 or step == self.steps
-            if since == every or step % self.epoch_steps == 0 or saves:
+            saves |= ends and self.keeps_best
+            if since == every or ends or saves:
                 averages += 1
                 since = 0
             moments += self.moments if saves else 0
