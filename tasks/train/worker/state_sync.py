@@ -33,8 +33,8 @@ def agree(training: Training, group: WorkerGroup) -> None:
     training.saver.join(group)
     training.steps.cut()  # before the first member lets the launcher align all journals
     # Each member fills its own slot with its finished steps + 1 (0: no state), so the sum is the
-    # list of all members' counts.
-    # Beside it, the averages so far: at equal steps, a rank may have received the last one's sums.
+    # list of all members' counts. Beside them are the averages so far: at equal steps, only some
+    # members may have received the last one.
     averaging = training.rank.averaging
     finished = torch.zeros(peers.size, 2, dtype=torch.float64)
     if state is not None:
@@ -91,8 +91,8 @@ def return_to_checkpoint(training: Training) -> files.CheckpointState | None:
 def _average(training: Training, source: int, *, holds: bool) -> None:
     """Average what the members have done alone since the last average, each by its samples.
 
-    A step under way when the group broke is done again; it changes nothing but what its ranks have
-    learned alone. `holds`: whether this rank has done all averages.
+    `holds`: whether this rank has done all averages. A step that was under way when the group broke
+    is done again, also by ranks that had already updated their parameters in it.
     """
     rank = training.rank
     if rank.averaging is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from layout_cases import HEAVY, LIGHT, LOSS, convolution, plan_and_estimate
+from layout_cases import HEAVY, LIGHT, LOSS, convolution, dense_layer, plan_and_estimate
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
