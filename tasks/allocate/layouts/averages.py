@@ -3,12 +3,13 @@
 **Interval.** With t the time of a step without an average, c that of an average, and a(k) the
 averages in a step for the interval k, it is the shortest k of a list for which
 
-    a(k) · c ≤ MOST_TIME · t        and        sent bytes ≤ MOST_BYTES of summed gradients
+    a(k) · c ≤ MOST_SHARE · t        and        a(k) ≤ MOST_SHARE
 
-Averages also happen at the end of each epoch, to evaluate, and at each checkpoint, which averages
-the optimizer's moments too; a(k) and the bytes count those. The interval is at most MOST_INTERVAL:
-A. Douillard et al. (arXiv:2311.08105, figure 4) average every 500 steps with little loss, and lose
-more beyond. If no interval keeps both bounds, it is the one that comes closest.
+An average sends as much as a sum of gradients. Averages also happen at the end of each epoch, to
+evaluate, and at each checkpoint; a(k) counts those. That a checkpoint averages the optimizer's
+moments too does not depend on k: only the predicted bytes count it. The interval is at most
+MOST_INTERVAL, that of A. Douillard et al. (DiLoCo, arXiv:2311.08105). If no interval keeps both
+bounds, it is the one that comes closest.
 
 **Local steps.** Devices of unlike speeds do local steps of equal batches, so that the number of
 steps, not the noise of each, follows the speed. The local batch is the smallest device's share,
@@ -30,12 +31,12 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Sync
 from trainwright.tasks.spec.train_spec import LayoutSpec, TrainSpec
 
-MOST_TIME, MOST_BYTES = 0.05, 1 / 16
+MOST_SHARE = 0.05
 MOST_INTERVAL = 500
 MOST_SLOWER = 0.05
 LEAST_GAIN = 0.05
 LEAST_LOCAL_BATCH = 8
-_INTERVALS = (16, 20, 25, 32, 40, 50, 64, 80, 100, 125, 160, 200, 250, 320, 400, 500)
+_INTERVALS = (20, 25, 32, 40, 50, 64, 80, 100, 125, 160, 200, 250, 320, 400, 500)
 _MOST_PLAYED = 10_000
 _EACH = 16
 """Up to this number of averaged layers, each number is tried."""
@@ -85,11 +86,8 @@ def interval(times: AverageTimes, step_s: float, average_s: float) -> int:
     useful = [one for one in _INTERVALS if one < times.epoch_steps] or [1]
     last = min(times.epoch_steps, MOST_INTERVAL)
     for every in (*useful, last) if last > useful[-1] else useful:
-        averages, sent = times.in_a_step(every)
-        beyond = max(
-            averages * average_s / max(1e-12, MOST_TIME * step_s),
-            sent / MOST_BYTES,
-        )
+        averages, _ = times.in_a_step(every)
+        beyond = averages * max(average_s / max(1e-12, step_s), 1) / MOST_SHARE
         if not found or beyond < closest * (1 - 1e-9):
             found, closest = every, beyond
         if beyond <= 1:

@@ -135,7 +135,7 @@ class Averaging:
         if len(changed):
             changed = self._collective.sum_(changed, "changed buffers")
         buffers = [one for one, count in zip(self._buffers, changed, strict=True) if count]
-        means = self._sums([*self._trained.values(), *buffers])
+        means = self._sums([*self._trained.values(), *buffers], "average")
         self._follow_divergence(means, holds, holders)
         with torch.no_grad():
             for place, (number, one) in enumerate(self._trained.items()):
@@ -151,16 +151,16 @@ class Averaging:
         moments = [value for one in self._trained.values() for value in self._moments(one)]
         counts = torch.zeros(self._collective.size, dtype=torch.float64)
         counts[self._collective.rank] = len(moments)
-        if len(set(self._collective.sum_(counts, "moments").tolist())) == 1:
+        if len(set(self._collective.sum_(counts, "count of moments").tolist())) == 1:
             with torch.no_grad():
-                for one, mean in zip(moments, self._sums(moments), strict=True):
+                for one, mean in zip(moments, self._sums(moments, "moments"), strict=True):
                     one.copy_(mean)
 
     def _moments(self, parameter: torch.nn.Parameter) -> list[torch.Tensor]:
         state: dict[str, Any] = self._optimizer.state.get(parameter, {})
         return [value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
 
-    def _sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _sums(self, tensors: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
         """Σ_r w_r x_r of each tensor, in host memory; summed in fp32 or fp64."""
         found: dict[int, torch.Tensor] = {}
         for kind in sorted({_kind(one) for one in tensors}):
@@ -170,7 +170,7 @@ class Averaging:
             flat = torch.cat([one.detach().reshape(-1).to("cpu", exact) for one in some])
             flat *= self._share
             for number, piece in enumerate(flat.split(_PIECE)):
-                self._collective.sum_(piece, f"average {kind} {number}")
+                self._collective.sum_(piece, f"{name} {kind} {number}")
             if kind == "counters":
                 flat.round_()
             for place, part in zip(places, flat.split([one.numel() for one in some]), strict=True):

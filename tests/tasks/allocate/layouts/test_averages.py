@@ -20,8 +20,9 @@ def test_epochs_and_checkpoints_average_too() -> None:
 @pytest.mark.parametrize(
     ("times", "average_s", "every"),
     [
-        # A sixteenth of the bytes; checkpoints are rare.
+        # A twentieth of the bytes; checkpoints are rare.
         (AverageTimes(1000, 1000, 100_000, 2), 0.0, 20),
+        (AverageTimes(63, 1000, 630, 2), 0.0, 25),
         # An average as long as 10 steps takes a twentieth of the time every 200 steps.
         (AverageTimes(1000, 1000, 100_000, 0), 10.0, 200),
         # As rarely as possible: once an epoch, or the most that is known to learn as well.

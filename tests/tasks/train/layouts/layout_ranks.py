@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +41,8 @@ class ThreadExchange:
     def __init__(self, rank: int, threads: Threads, store: Path) -> None:
         self.rank, self.size, self.wait_s, self.step = rank, threads.size, 0.0, 0
         self._threads, self._rounds = threads, dict[str, int]()
+        self.summed_bytes = Counter[str]()
+        """by name of the sum"""
         self.transfers = Transfers(
             rank, self.size, FileStore(str(store), self.size), "127.0.0.1", 10.0, WAIT_S
         )
@@ -51,6 +54,7 @@ class ThreadExchange:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         self._rounds[name] = number = self._rounds.get(name, 0) + 1
         self._threads.given[name, number, self.rank] = tensor.clone()
+        self.summed_bytes[name] += tensor.nbytes
         return tensor, name, number
 
     def finish(self, handle: Any) -> None:
@@ -86,10 +90,11 @@ def layers_of(asked: TrainRequest, batch: int = 16) -> list[LayerFacts]:
     schema = asked.schema_
     spec = BatchSpec(
         inputs={name: tuple(shape) for name, shape in schema.inputs.items()},
-        input_dtypes=dict.fromkeys(schema.inputs, "float32"),
-        target_dtype="int64",
+        input_dtypes=schema.input_dtypes,
+        target_dtype=schema.target_dtype,
+        target_shape=schema.target_shape,
         classes=len(schema.classes or ()),
-        task="image-classification",
+        task=schema.task,
     )
     definition = source.load(Path(asked.source_folder), asked.entry)
     what = TrainingStepSpec(definition, job.model.config, spec, {"name": "sgd"})
@@ -131,10 +136,11 @@ def train_in_threads(
     then: Callable[[Rank], Any],
     most_steps: int = 10**9,
     before: Callable[[Rank, int], Any] = lambda rank, step: None,
+    rate: Callable[[int], float] | None = None,
 ) -> list[Any]:
     """Train the request's epochs; the results of `then` on every rank, called by all at once.
 
-    All call `before` with the number of the step that follows.
+    All call `before` with the number of the step that follows. `rate` gives a step's learning rate.
     """
     size = len(asked.plan.devices)
     shared, dataset = Threads(size), data.load(asked.job.data, asked.job.train.seed)
@@ -152,8 +158,9 @@ def train_in_threads(
                 for at in range(0, len(order), asked.plan.global_batch_size):
                     if step < most_steps:
                         before(rank, step)
+                        rank.learning_rate = rate(step) if rate else asked.learning_rate
                         rank.step(order, at, step)
-                        rank.update(asked.learning_rate)
+                        rank.update(rank.learning_rate)
                         step += 1
             rank.average(moments=True)
             return then(rank)
