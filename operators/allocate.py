@@ -21,8 +21,8 @@ class AllocateOperator(StepOperator):
     |---|---|---|
     | those of `StepOperator` | | |
 
-    Returns `{"run", "artefact", "feasible", "devices", "global_batch_size",
-    "predicted_duration_s"}`.
+    Returns `{"run", "artefact", "feasible", "devices", "global_batch_size", "layout",
+    "predicted_duration_s"}`; `layout` is in words.
 
     | failure | what Airflow does |
     |---|---|

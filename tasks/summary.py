@@ -49,6 +49,7 @@ def summary(run: Run) -> dict[str, Any]:
         "learning_rate_reason": search.reason if search else None,
         "learning_rate_plot": f"{run.uri}/{search.plot}" if search and search.plot else None,
         "global_batch_size": plan.global_batch_size if plan else None,
+        "layout": _layout(plan) if plan else None,
         "target": target.model_dump(mode="json") if target else None,
         "target_reached": result.target_reached if result else None,
         "early_stopped": result.early_stopped.model_dump(mode="json")
@@ -66,6 +67,23 @@ def summary(run: Run) -> dict[str, Any]:
     if status.error is not None:
         document["error"] = status.error
     return document
+
+
+def _layout(plan: Plan) -> dict[str, Any] | None:
+    """The plan's layout, why it was chosen, and why others were not; None if it has none."""
+    if plan.layout is None:
+        return None
+    return {
+        "name": plan.layout.name,
+        "words": plan.layout_in_words,
+        "rule": plan.layout_rule,
+        "by_layer": [one.model_dump(mode="json") for one in plan.by_layer],
+        "others": [
+            {"name": one.layout, "words": one.layout_in_words, "reason": one.reason}
+            for one in plan.alternatives
+            if one.layout_in_words
+        ],
+    }
 
 
 def _recommended(found: Recommendation | None, train: TrainSpec) -> dict[str, Any] | None:

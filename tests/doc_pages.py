@@ -28,7 +28,7 @@ def blocks(text: str, language: str) -> list[str]:
 def example(page: Path, name: str) -> str:
     """The code block after the comment `<!-- example: NAME -->`."""
     marker = re.escape(f"<!-- example: {name} -->")
-    found = re.search(rf"{marker}\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    found = re.search(rf"{marker}\n```\w+\n(.*?)```", page.read_text(), re.DOTALL)
     assert found is not None, f"{page.name} has no example {name!r}"
     return found[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Planner, lease
+from trainwright.tasks.allocate.layouts.words import ALL_SUMMED
 from trainwright.tasks.allocate.replan import planner, replanner, require_devices
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.runs.artefacts.plan import Plan
@@ -37,16 +38,22 @@ def work(context: RunContext) -> Reference:
         "feasible": plan.feasible,
         "devices": {device.id: device.batch_size for device in plan.devices},
         "global_batch_size": plan.global_batch_size,
+        "layout": plan.layout_in_words or None,
         "predicted_duration_s": plan.predicted.duration_s.median if plan.predicted else None,
     }
 
 
 def summary(reference: Reference) -> str:
-    """One line, as in `global batch 64 (here/0 43, here/1 21), about 12 s of training`."""
+    """One line, as in `global batch 64 (here/0 43, here/1 21), about 12 s of training`.
+
+    The layout follows if it is not data parallel for all layers.
+    """
     split = ", ".join(f"{device} {batch}" for device, batch in reference["devices"].items())
+    layout = reference.get("layout") or ""
     return (
         f"global batch {reference['global_batch_size']} ({split}), "
         f"about {seconds(reference['predicted_duration_s'])} of training"
+        + (f"; {layout}" if layout and not layout.startswith(ALL_SUMMED) else "")
     )
 
 

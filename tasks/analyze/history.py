@@ -41,9 +41,10 @@ def analyze(run: Run, engine: Engine = "dask") -> Report:
     Earlier runs that failed or are damaged are listed with that state. Raises FileNotFoundError
     if the run has no result.json.
     """
+    from trainwright.tasks.analyze.layout_section import layout_section
     from trainwright.tasks.analyze.report import page
 
-    result, plan = run.read(Result), run.find(Plan)
+    result, plan, estimate = run.read(Result), run.find(Plan), run.find(Estimate)
     earlier = [one for one in list_runs(run.store_uri, run.settings) if one.id < run.id]
     ours_first = sorted(earlier, key=lambda one: one.job_name != run.job_name)
     others = ours_first[:_SHOWN_RUNS]
@@ -58,12 +59,13 @@ def analyze(run: Run, engine: Engine = "dask") -> Report:
             {name: _number(value) for name, value in row.items()}
             for row in _records(run, "metrics/epochs-")
         ],
-        predicted_and_measured=predicted_and_measured(result, run.find(Estimate), plan),
+        predicted_and_measured=predicted_and_measured(result, estimate, plan),
         devices=device_use(table, result, engine),
         history=compared,
     )
     search, validation = run.find(LearningRateSearch), run.find(Validation)
-    html = page(run, report, result, search, validation, table, run.find(Recommendation))
+    layout = layout_section(plan, estimate) if plan else ""
+    html = page(run, report, result, search, validation, table, run.find(Recommendation), layout)
     run.objects.put(report.html, html.encode())
     run.write(report)
     seal_folder(run.objects, "report/")

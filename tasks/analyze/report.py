@@ -34,8 +34,9 @@ def page(
     validation: Validation | None,
     steps: pd.DataFrame,
     recommendation: Recommendation | None = None,
+    layout: str = "",
 ) -> str:
-    """The page. All names that users chose are escaped."""
+    """The page. All names that users chose are escaped; `layout` is HTML (`layout_section`)."""
     from bokeh.embed import components
     from bokeh.resources import Resources
 
@@ -62,6 +63,7 @@ def page(
         "<h2>Learning</h2>" + early_stop(result.early_stopped) + chart.get("epochs", ""),
         by_class(result.by_class) if result.by_class is not None else "",
         "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
+        layout,
         recommended(recommendation),
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),

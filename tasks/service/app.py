@@ -13,6 +13,7 @@
 | GET /runs/{job}/{id} | read | as `show --json`, with its documents and events |
 | GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows, also of a live run |
 | GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
+| GET /runs/{job}/{id}/timeline | read | a step of its plan, rank by rank, as SVG |
 | GET /runs/{job}/{id}/rejection | read | the page of rejected data |
 | POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard; its path |
 | GET, POST /tensorboard/{secret}/… | the secret | a running TensorBoard |

@@ -286,7 +286,14 @@ def problems_line(problems: Sequence[Any]) -> str:
         kinds = list(dict.fromkeys(_allowed(one) for one in problems if _field(one) == field))
         allowed = " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
         line = f"{field}: {f'got {given}; ' if given else ''}allowed: {allowed}"
-    others = list(dict.fromkeys(_field(one) for one in problems[1:] if _field(one) != field))
+    # A mapping that is wrong within is also none of the other kinds of its union.
+    others = list(
+        dict.fromkeys(
+            name
+            for one in problems[1:]
+            if (name := _field(one)) != field and not field.startswith(f"{name}.")
+        )
+    )
     more = (
         f" (also wrong: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.documents import parse_value, validated
 from trainwright.tasks.spec.job import Job, require_metrics
 from trainwright.tasks.spec.recipe import is_recipe_field
 
@@ -40,6 +40,8 @@ class FormField:
     description: str
     default: Any
     optional_part: str | None = field(repr=False)
+    takes_mapping: bool = field(default=False, repr=False)
+    """whether it is a word, or a mapping as in a job file, such as `{dense: factors}`"""
 
 
 @functools.cache
@@ -79,7 +81,13 @@ def _walk(
         help_text = given.get("description", "")
         if part and given.get("default") is not None:
             help_text += f"; default: {_plain(given['default'])}"
-        yield FormField(name, schema, help_text, _first(default, schema), part)
+        takes_mapping = any("$ref" in one for one in spec.get("anyOf", []))
+        if takes_mapping:
+            help_text += "; a word, or a mapping as in a job file, such as {dense: factors}"
+            default = json.dumps(default) if isinstance(default, dict) else default
+        else:
+            default = _first(default, schema)
+        yield FormField(name, schema, help_text, default, part, takes_mapping)
 
 
 def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -97,9 +105,9 @@ def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 def _leaf(spec: dict[str, Any], empty: bool, title: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"title": title}
     options = spec.get("anyOf", [])
-    if any("$ref" in one for one in options):  # a word, or a mapping, which only a file can have
+    if any("$ref" in one for one in options):  # a word, or a mapping as text
         named = [word for one in options for word in one.get("enum", [])]
-        schema |= {"type": ["string"], "enum": [*named, None] if empty else named}
+        schema |= {"type": ["string"], "examples": named}
     elif options:  # a number, or text such as `auto`
         words = "|".join(one["const"] for one in options if "const" in one)
         schema |= {
@@ -198,6 +206,8 @@ def _read(one: FormField, value: Any) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     kinds = one.schema["type"]
+    if one.takes_mapping and isinstance(value, str):
+        return parse_value(value, f"form: {one.name}")
     if isinstance(value, str) and "number" in kinds and "string" in kinds:
         return _number(value.strip())
     return value

@@ -219,9 +219,9 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
     inside = made
     for part in parts[:-1]:
         below = inside.get(part)
-        if below is not None and not isinstance(below, dict):
+        if below not in (None, "auto") and not isinstance(below, dict):
             raise BadInput(f"--set {field}: {part} is {kind_of(below)}, which has no fields")
-        inside[part] = dict(below or {})
+        inside[part] = dict(below) if isinstance(below, dict) else {}
         inside = inside[part]
     inside[parts[-1]] = value
     return made

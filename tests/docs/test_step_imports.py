@@ -39,7 +39,14 @@ DECLARED: dict[str, set[str]] = {
     "promote": {"store"},
     "inference": {"store"},
     "export": {"promote", "store", "train.rank.validation_metrics"},
-    "analyze": {"search_lr.plot", "store", "validate.rejection_page"},
+    "analyze": {
+        "allocate.layouts.words",
+        "allocate.timeline.simulated_plan",
+        "allocate.timeline.timeline_svg",
+        "search_lr.plot",
+        "store",
+        "validate.rejection_page",
+    },
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_line import run as command
 from finished_run import begin_run, finished_training, write_checkpoints, write_outcome
+from layout_cases import HEAVY, plan_and_estimate
 from recommended_model import recommendation
 
 from trainwright.estimator.curves import Interval
@@ -123,6 +124,26 @@ def test_only_what_the_run_uses_of_a_recipe_is_shown(home: Path, tmp_path: Path)
     given = ["train.epochs", "train.optimizer.weight_decay"]
     run.write(stored.model_copy(update={"train": train, "given": given, "model": None}))
     assert shown(run)[0]["recommended"]["recipe"] == {"train.optimizer": {"name": "adam"}}
+
+
+def test_the_layout_is_shown_with_its_reason_and_those_that_were_not_chosen(
+    home: Path, tmp_path: Path
+) -> None:
+    run = finished_training(tmp_path.as_uri())
+    assert shown(run)[0]["layout"] is None
+    plan, estimate = plan_and_estimate(HEAVY)
+    run.write(plan)
+    run.write(estimate)
+    document, lines = shown(run)
+    assert document["layout"]["name"] == "hybrid"
+    assert document["layout"]["words"] == plan.layout_in_words
+    assert [one["layers"] for one in document["layout"]["by_layer"]] == [["conv"], ["fc6"], ["fc7"]]
+    assert f"layout {plan.layout_in_words} ({plan.layout_rule})" in lines
+    others = [one for one in plan.alternatives if one.layout_in_words]
+    assert [f"not chosen {one.layout_in_words}; {one.reason}" for one in others] == [
+        line for line in lines if line.startswith("not chosen ")
+    ]
+    assert len(others) == len(document["layout"]["others"]) == 3
 
 
 def test_a_training_that_was_not_stored_says_so(home: Path, tmp_path: Path) -> None:

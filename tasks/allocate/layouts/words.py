@@ -15,6 +15,7 @@ SYNC_WORDS: dict[Sync, str] = {
     "rows": "sharded by rows",
     "average": "averaged",
 }
+ALL_SUMMED = "all layers data parallel"
 _MOST_NAMED = 4
 
 
@@ -32,7 +33,7 @@ def in_words(
         if one.parameters:
             by_way.setdefault(layout.how(one.name), []).append(one)
     if set(by_way) <= {"sum"}:
-        return f"all layers data parallel {where}"
+        return f"{ALL_SUMMED} {where}"
     parts = [f"{_layers(some, by_way)} {_way(layout, way)}" for way, some in by_way.items()]
     parts[0] += f" {where}"
     fewer = ""

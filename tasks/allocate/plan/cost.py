@@ -123,12 +123,9 @@ class Cost(NamedTuple):
         )
         energy, cost = self.energy_j, self.cost
         if energy is not None:
-            energy = Triple(
-                *(
-                    old + steps * (extra.idle_w * more + work_j)
-                    for old, more in zip(energy, added, strict=True)
-                )
-            )
+            more_j = steps * (extra.idle_w * added.median + work_j)
+            share = max(0.0, 1 + more_j / energy.median) if energy.median > 0 else 1.0
+            energy = Triple(*(share * one for one in energy))
         if cost is not None:
             joules = [0.0] * 3
             if energy is not None and self.energy_j is not None:

@@ -210,6 +210,12 @@ def show_run(document: dict[str, Any]) -> None:
             lines.append(("plot of the search", document["learning_rate_plot"]))
     if document["global_batch_size"] is not None:
         lines.append(("global batch", str(document["global_batch_size"])))
+    if layout := document["layout"]:
+        why = f" ({layout['rule']})" if layout["rule"] else ""
+        lines.append(("layout", f"{layout['words'] or layout['name']}{why}"))
+        lines += [
+            ("not chosen", f"{other['words']}; {other['reason']}") for other in layout["others"]
+        ]
     if document["measured"] is None and document["checkpoints"]:
         lines.append(
             (

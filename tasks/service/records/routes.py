@@ -81,6 +81,11 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         """The structure of the run's model."""
         return _json(await records.structure(job, run_id))
 
+    @app.get("/runs/{job}/{run_id}/timeline", responses=_MISSING, response_class=Response)
+    async def timeline(client: client, job: JobInPath, run_id: RunId) -> Response:
+        """One step of the run's plan as predicted, rank by rank: a picture in SVG."""
+        return Response(await records.timeline(job, run_id), media_type="image/svg+xml")
+
     @app.get("/runs/{job}/{run_id}/report", responses=_MISSING, response_class=Response)
     async def report(client: client, job: JobInPath, run_id: RunId) -> Response:
         """The run's report, one self-contained page."""

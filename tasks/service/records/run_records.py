@@ -9,6 +9,8 @@ import statistics
 from typing import Any
 
 from trainwright.estimator.structure import Structure
+from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
+from trainwright.tasks.allocate.timeline.timeline_svg import timeline_svg
 from trainwright.tasks.analyze.history import predicted_and_measured
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_profile import Drift
@@ -76,6 +78,10 @@ class Records:
     async def report(self, job: str, identifier: str) -> bytes:
         """The run's report, in HTML. Raises NotFound."""
         return await asyncio.to_thread(lambda: self._file(job, identifier, "report/report.html"))
+
+    async def timeline(self, job: str, identifier: str) -> bytes:
+        """One step of the run's plan, rank by rank, as SVG. Raises NotFound."""
+        return await asyncio.to_thread(self._timeline, job, identifier)
 
     async def exported(self, job: str, identifier: str, kind: str, file: str) -> bytes:
         """A file of a sealed export of the run, verified. Raises NotFound, CorruptArtefact."""
@@ -146,6 +152,16 @@ class Records:
             return self.found(job, identifier).objects.get(name)
         except FileNotFoundError:
             raise NotFound(f"run: {job}/{identifier} has no {name} yet") from None
+
+    def _timeline(self, job: str, identifier: str) -> bytes:
+        run = self.found(job, identifier)
+        plan, estimate = run.find(Plan), run.find(Estimate)
+        if plan is None or estimate is None:
+            raise NotFound(f"run: {job}/{identifier} has no plan yet")
+        try:
+            return timeline_svg(simulated_plan(plan, estimate)).encode()
+        except BadInput as error:
+            raise NotFound(str(error)) from None
 
     def _exported(self, job: str, identifier: str, kind: str, file: str) -> bytes:
         try:

@@ -22,6 +22,7 @@ from finished_run import (
     write_metrics,
     write_outcome,
 )
+from layout_cases import HEAVY, LOSS, dense_layer, plan_and_estimate
 from recommended_model import recommendation
 from typer.testing import CliRunner
 
@@ -277,6 +278,37 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16", suite):
         assert shown in page.text, shown
     assert f"{report.devices[0]['samples']:,}" in page.text
+
+
+def test_the_layout_is_on_the_page_by_layer_with_others_and_a_step(store: str) -> None:
+    run = finished_training(store)
+    analyze(run, store)
+    assert "Layout" not in _page(run).text
+    plan, estimate = plan_and_estimate(HEAVY)
+    run.write(plan)
+    run.write(estimate)
+    analyze(run, store)
+    text = _page(run).text
+    assert f"Layout{plan.layout_in_words} ({plan.layout_rule})" in text
+    for group in plan.by_layer:
+        assert group.why in text
+    for other in plan.alternatives:
+        assert not other.layout_in_words or f"{other.layout_in_words}" in text
+    assert "one step, rank by rank" in text
+    assert _page(run).loads == []
+
+
+def test_a_long_table_of_layers_is_folded_and_a_missing_timeline_has_its_reason(store: str) -> None:
+    run = finished_training(store)
+    many = [dense_layer(f"fc{size}", 4096, size) for size in range(600, 1600, 100)]
+    plan, estimate = plan_and_estimate([*many, LOSS])
+    run.write(plan)
+    run.write(estimate.model_copy(update={"layers": []}))
+    analyze(run, store)
+    text = _page(run).text
+    assert len(plan.by_layer) == 10
+    assert "by layer, 10 groups" in text
+    assert "timeline: none, as the estimate does not say what each layer costs" in text
 
 
 def test_exports_are_on_the_page_with_a_link_also_if_they_were_made_later(

@@ -23,6 +23,7 @@ from finished_run import (
     write_metrics,
     write_outcome,
 )
+from layout_cases import HEAVY, dense_layer, plan_and_estimate
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from small_jobs import write_table
 
@@ -31,10 +32,13 @@ from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Hi
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.train.record import events
 from trainwright.tasks.train.record.journal import StepJournal
 
 SCRIPT = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
+LAID_OUT = "run/laid/20260101T000000Z-abcdef"
+JOB = {"name": "j", "data": {"uri": "builtin:digits"}}
 SCREENS = {
     "pool": "pool",
     "runs": "runs",
@@ -76,6 +80,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.objects.put("report/report.html", b"<h1>report</h1>")
     checked = run.read(Validation)
     run.write(checked.model_copy(update={"drift": drifted(store)}))
+    laid_out = finished_training(store, "laid", 0)
+    hostile = [dense_layer(SCRIPT, 64, 64) if one.name == "fc7" else one for one in HEAVY]
+    for artefact in plan_and_estimate(hostile):
+        laid_out.write(artefact)
+    laid_out.note(state="success", started_at="2026-01-01T09:00:00.000+00:00")
     failed = begin_run(store, "hostile", 4)
     write_metrics(failed, 40)
     failed.note(
@@ -215,6 +224,48 @@ def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
     with page.expect_download() as download:
         page.click("button[name=report]")
     assert Path(download.value.path()).read_bytes() == b"<h1>report</h1>"
+
+
+def test_the_page_shows_the_layout_by_layer_the_others_and_a_step(
+    tab: Watched, address: str
+) -> None:
+    page = tab.open(LAID_OUT)
+    page.wait_for_selector("section[aria-label=Layout]")
+    plan = _get(address, f"/{LAID_OUT.replace('run/', 'runs/')}")["plan"]
+    shown = page.inner_text("section[aria-label=Layout]")
+    assert f"{plan['layout_in_words']} ({plan['layout_rule']})" in shown
+    rows = values(page, "How each layer's copies are kept equal")
+    assert [(row[2], row[3]) for row in rows] == [
+        (_shown(one["sent_bytes"]), one["why"]) for one in plan["by_layer"]
+    ]
+    assert [row[0] for row in rows][1:] == ["fc6 (Linear)", f"{SCRIPT} (Linear)"]
+    others = values(page, "The chosen configuration, and those that were not")
+    assert [(row[1], row[7]) for row in others if row[7] != "chosen"] == [
+        (one["layout_in_words"] or plan["layout_in_words"], one["reason"])
+        for one in plan["alternatives"]
+    ]
+    page.click("section[aria-label=Layout] summary")
+    page.wait_for_selector("section[aria-label=Layout] img")
+    until(page, "document.querySelector('section[aria-label=Layout] img').naturalWidth === 1080")
+    tab.picture("layout-light")
+    assert page.title() != "ran"
+
+
+def test_a_what_if_asks_for_a_layout_of_the_job(tab: Watched, home: Path) -> None:
+    page = tab.open("what-if?run=laid/20260101T000000Z-abcdef")
+    page.wait_for_selector("select[name=layout]")
+    offered = page.eval_on_selector_all(
+        "select[name=layout] option", "all => all.map(o => o.value)"
+    )
+    for word in offered[1:]:
+        assert Job.model_validate(JOB | {"train": {"layout": word}}).train.layout == word
+    page.select_option("select[name=layout]", "late-multiply")
+    page.route("**/structure", lambda route: route.fulfill(json={}))
+    with page.expect_request("**/plans") as asked:
+        page.click("button[type=submit]")
+    assert json.loads(asked.value.post_data)["train"]["layout"] == "late-multiply"
+    page.wait_for_selector("[role=alert]")
+    tab.complaints[:] = [one for one in tab.complaints if "422" not in one]
 
 
 def test_the_page_shows_the_columns_that_drifted(tab: Watched, address: str) -> None:

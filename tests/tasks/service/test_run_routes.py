@@ -12,6 +12,7 @@ import doors
 import httpx
 import pytest
 from finished_run import begin_run, finished_training, write_export, write_metrics
+from layout_cases import HEAVY, plan_and_estimate
 from serving import READ, RUN, client, serving
 
 from trainwright.tasks.runs.listing import RunRow
@@ -47,6 +48,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(home: Path) -> Iterator[str]:
     with serving(home) as found:
         yield found
+
+
+def test_the_timeline_of_a_runs_plan_is_a_picture(home: Path, address: str) -> None:
+    run = _run(home, "small/20260101T000002Z-abcdef")
+    with client(address, READ) as reader:
+        unknown = reader.get("/runs/small/20260101T000002Z-abcdef/timeline")
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["message"].startswith("timeline: none, as the estimate does")
+        for artefact in plan_and_estimate(HEAVY):
+            run.write(artefact)
+        answer = reader.get("/runs/small/20260101T000002Z-abcdef/timeline")
+        assert answer.headers["content-type"] == "image/svg+xml"
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "one step, rank by rank" in answer.text
+        early = reader.get("/runs/other/20260101T000004Z-abcdef/timeline")
+        assert early.status_code == 404
+        assert "has no plan yet" in early.json()["error"]["message"]
 
 
 def _run(home: Path, name: str) -> Any:
@@ -164,7 +182,15 @@ def test_routes_refuse_requests_without_a_token(address: str, path: str) -> None
 )
 def test_invalid_names_are_refused_before_the_store_is_read(address: str, path: str) -> None:
     with client(address, READ) as reader:
-        for rest in ("", "/metrics", "/structure", "/report", "/rejection", "/exports/onnx/a"):
+        for rest in (
+            "",
+            "/metrics",
+            "/structure",
+            "/timeline",
+            "/report",
+            "/rejection",
+            "/exports/onnx/a",
+        ):
             answer = reader.get(httpx.URL(f"{address}/runs/{path}{rest}"))
             assert answer.status_code in (404, 422), answer.text
             assert answer.headers["content-type"] == "application/json"

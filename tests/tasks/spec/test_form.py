@@ -84,6 +84,24 @@ def test_a_field_for_a_number_or_auto_accepts_text(given: object, means: object)
     assert Form().job(values)["train"]["global_batch_size"] == means
 
 
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [("late-multiply", "late-multiply"), ("{dense: factors}", {"dense": "factors"}), ("", None)],
+)
+def test_a_layout_is_a_word_or_a_mapping_as_text(given: str, means: object) -> None:
+    values = {"name": "a", "data.uri": "builtin:digits", "model.source": "m.py"}
+    assert Form().job(values | {"train.layout": given})["train"].get("layout") == means
+
+
+def test_the_layout_of_a_filled_in_form_is_the_jobs() -> None:
+    job = {"name": "a", "data": {"uri": "builtin:digits"}, "train": {"layout": {"dense": "rows"}}}
+    form = Form(validated(Job, job, "job"))
+    (field,) = (one for one in form.fields if one.name == "train.layout")
+    jsonschema.validate(field.default, field.schema)
+    assert "late-multiply" in field.schema["examples"]
+    assert form.job({})["train"]["layout"]["dense"] == "rows"
+
+
 def test_without_a_model_fields_of_its_recipe_that_were_left_are_not_set() -> None:
     values = {"name": "a", "data.uri": "builtin:digits"}
     left = Form().job(values | {"train.epochs": 5, "train.seed": 0})
@@ -106,6 +124,9 @@ def test_without_a_model_fields_of_its_recipe_that_were_left_are_not_set() -> No
             "form: objective.deadline: got '30'; allowed: a number with its unit",
         ),
         ({"name": "a", "train.learning_rate": "fast"}, "form: train.learning_rate"),
+        ({"name": "a", "train.layout": "fast"}, "form: train.layout: got 'fast'; allowed: a map"),
+        ({"name": "a", "train.layout": "{dense: x}"}, "form: train.layout.dense: got 'x'; allo"),
+        ({"name": "a", "train.layout": "{dense"}, "form: train.layout: not valid YAML or JSON"),
         (
             {"name": "a", "train.target.value": 97},
             "form: train.target.value: got 97; allowed: a share",

@@ -12,6 +12,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.templates import templates
 from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.spec.job import SIZES, TEMPLATES, Job, load_job
+from trainwright.tasks.spec.train_spec import LayoutSpec
 
 EXAMPLE = """
 name: digits
@@ -358,6 +359,28 @@ def test_set_changes_fields_by_their_dotted_names(
     assert load_job(path, changes=["model=null"]).model is None
 
 
+def test_a_part_of_a_layout_is_set_also_where_the_file_says_auto(tmp_path: Path) -> None:
+    path = write(tmp_path, train={"layout": "auto"})
+    layout = load_job(
+        path, changes=["train.layout.dense=rows", "train.layout.chunk_bytes=65536"]
+    ).train.layout
+    assert isinstance(layout, LayoutSpec)
+    assert (layout.dense, layout.chunk_bytes) == ("rows", 65536)
+    assert load_job(path, changes=["train.layout=sharded"]).train.layout == "sharded"
+
+
+@pytest.mark.parametrize("layout", ["fast", "", 3, ["auto"], None])
+def test_a_layout_of_no_kind_gives_one_line_with_words_and_mapping(
+    tmp_path: Path, layout: object
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        load_job(write(tmp_path, train={"layout": layout}))
+    line = str(refused.value)
+    assert "train.layout: got " in line
+    assert "; allowed: a mapping of fields or 'auto', 'data-parallel', 'late-multiply'" in line
+    assert "also wrong" not in line
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -368,6 +391,13 @@ def test_set_changes_fields_by_their_dotted_names(
         ("train.epoch=3", "--set train.epoch: unknown field; allowed: "),
         ("train={epochs: many}", "--set train.epochs: got 'many'; allowed: a whole number"),
         ("train.target={value: 97}", "--set train.target.value: got 97; allowed: a share"),
+        (
+            "train.layout=fast",
+            "--set train.layout: got 'fast'; allowed: a mapping of fields or 'au",
+        ),
+        ("train.layout={dense: some}", "--set train.layout.dense: got 'some'; allowed: 'auto', 's"),
+        ("train.layout.dense=some", "--set train.layout.dense: got 'some'; allowed: 'auto', 'sum'"),
+        ("train.layout.dens=rows", "--set train.layout.dens: unknown field; allowed: "),
         ("train.seed=[", "--set train.seed: not valid YAML or JSON"),
         ("schedule.cron=* * * * *", "but found ' ' (quote the value)"),
         ("schedule.cron=@daily", "cannot start any token (quote the value)"),

@@ -36,6 +36,14 @@ def test_a_heavy_dense_layer_on_a_slow_network_is_not_summed() -> None:
     assert chosen.layout_rule.startswith("the best of 4 layouts by prediction")
 
 
+def test_the_intervals_of_another_layout_are_ordered_and_not_negative() -> None:
+    predicted = plan(HEAVY, network="10Mbit").predicted
+    assert predicted is not None
+    assert predicted.energy_j is not None
+    for one in (predicted.step_time_s, predicted.duration_s, predicted.energy_j):
+        assert 0 < one.low < one.median < one.high
+
+
 def test_many_convolutions_are_counted_in_words() -> None:
     body = [convolution(f"conv{number}", 500) for number in range(6)]
     words = plan([*body, *HEAVY[1:]], layout="late-multiply").layout_in_words

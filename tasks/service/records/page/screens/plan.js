@@ -13,7 +13,8 @@ const kinds = (devices) => {
   return counted(found);
 };
 
-export function planView(root, plan, title) {
+// `timeline` returns the address of a picture of a step; null if there is none to ask for.
+export function planView(root, plan, title, timeline = null) {
   const { predicted } = plan;
   root.append(h("div", { class: "head" }, h("h2", {}, title), h("span", { class: "muted" },
     `least ${plan.objective}, ${plan.strategy?.name ?? ""}; search: ${plan.search}${plan.gap ? ` (within ${(100 * plan.gap).toFixed(1)} %)` : ""}`)));
@@ -27,6 +28,7 @@ export function planView(root, plan, title) {
     ...(plan.deadline_s ? [["deadline", seconds(plan.deadline_s)]] : []),
   ]));
   if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
+  root.append(layoutOf(plan, timeline));
   const points = pointsOf(plan);
   if (points.found.length > 1) {
     const charts = h("div", { class: "charts" });
@@ -37,6 +39,39 @@ export function planView(root, plan, title) {
   }
   root.append(shares(plan.devices, plan.currency));
   root.append(configurations(plan));
+}
+
+const WAYS = { sum: "data parallel", factors: "late-multiply", rows: "sharded by rows", average: "averaged" };
+const OPEN_ROWS = 8; // a longer table of layers is folded
+const NAMED = 4; // layers; of more, only their number
+
+function layoutOf(plan, timeline) {
+  if (!plan.layout) return "";
+  const why = plan.layout_rule ? ` (${plan.layout_rule})` : "";
+  return card("Layout", h("p", {}, `${plan.layout_in_words || plan.layout.name}${why}`), byLayer(plan.by_layer), timeline && stepOf(timeline));
+}
+
+function byLayer(groups) {
+  if (!groups?.length) return null;
+  const names = ({ layers, kinds }) => `${layers.length > NAMED ? `${layers[0]} and ${layers.length - 1} more` : layers.join(", ")} (${kinds.join(", ")})`;
+  const shown = table("How each layer's copies are kept equal",
+    [["layers", "long"], ["how", "name"], ["a device sends in a step", "number"], ["why", "long"]],
+    groups.map((one) => [names(one), WAYS[one.sync] ?? one.sync, bytes(one.sent_bytes), one.why]));
+  return groups.length > OPEN_ROWS ? h("details", {}, h("summary", {}, `by layer, ${groups.length} groups`), shown) : shown;
+}
+
+// The picture is fetched when it is unfolded, and shown as an image, never as markup of the page.
+function stepOf(timeline) {
+  const room = h("div", { class: "scroll" });
+  const open = async ({ target }) => {
+    if (!target.open || room.hasChildNodes()) return;
+    try {
+      room.append(h("img", { src: await timeline(), alt: "one step as predicted, rank by rank" }));
+    } catch (error) {
+      room.append(h("p", { class: "note" }, error.message));
+    }
+  };
+  return h("details", { name: "timeline", ontoggle: open }, h("summary", {}, "one step as predicted, rank by rank"), room);
 }
 
 // The interval, and which part of the cost is rent and which energy.
@@ -82,14 +117,15 @@ function pointsOf(plan) {
 }
 
 function configurations(plan) {
-  const row = (devices, batch, accumulation, predicted, feasible, reason) => [
-    devices, accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
+  const laid = plan.alternatives.some((one) => one.layout_in_words);
+  const row = (devices, layout, batch, accumulation, predicted, feasible, reason) => [
+    devices, ...(laid ? [layout || plan.layout_in_words] : []), accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
     interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, money),
     feasible ? "yes" : h("span", { class: "infeasible" }, "no"), reason,
   ];
   return card("Configurations", table("The chosen configuration, and those that were not",
-    [["devices", "name"], ["global batch", "number"], ["time", "number"], ["energy", "number"], ["cost", "number"], ["feasible", "name"], ["why", "long"]],
-    [row(kinds(plan.devices), plan.global_batch_size, plan.accumulation, plan.predicted, plan.feasible, "chosen"),
-      ...plan.alternatives.map((one) => row(counted(one.devices), one.global_batch_size, one.accumulation, one.predicted, one.feasible, one.reason))],
+    [["devices", "name"], ...(laid ? [["layout", "long"]] : []), ["global batch", "number"], ["time", "number"], ["energy", "number"], ["cost", "number"], ["feasible", "name"], ["why", "long"]],
+    [row(kinds(plan.devices), plan.layout_in_words, plan.global_batch_size, plan.accumulation, plan.predicted, plan.feasible, "chosen"),
+      ...plan.alternatives.map((one) => row(counted(one.devices), one.layout_in_words, one.global_batch_size, one.accumulation, one.predicted, one.feasible, one.reason))],
     (index) => (index === 0 ? "chosen" : null)));
 }

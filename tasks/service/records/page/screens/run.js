@@ -62,7 +62,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
     if (run.plan && key !== planned) {
       planned = key;
       planRoom.replaceChildren();
-      planView(planRoom, run.plan, "Plan");
+      planView(planRoom, run.plan, "Plan", () => picture(`runs/${name}/timeline`));
       if (part === "plan") planRoom.scrollIntoView();
       part = null;
     }
@@ -111,6 +111,11 @@ export async function show(root, { path: name, fields }, signal, failed) {
     }
     return goesOn;
   }, signal, failed);
+}
+
+// A picture of the service as an image's address.
+async function picture(path) {
+  return `data:image/svg+xml,${encodeURIComponent(await (await file(path)).text())}`;
 }
 
 // Columns whose values differ from the reference's. A picture is shown as an image, never as markup of the page.

@@ -6,6 +6,8 @@ import { money, seconds } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendationView } from "./recommendation.js";
 
+const LAYOUTS = ["auto", "data-parallel", "late-multiply", "sharded", "hybrid"];
+
 export async function show(root, { fields }, signal) {
   let away = null; // set if the store is unreachable; a model's code can still be planned
   const [{ runs }, served] = await Promise.all([get("runs?limit=300", signal).catch((error) => {
@@ -60,6 +62,7 @@ export async function show(root, { fields }, signal) {
   field("Confidence", text("confidence", "0.9", "0?[.][0-9]+"), "probability that the limits hold"),
   field("Epochs", text("epochs", "as in the run", "[0-9]+")),
   field("Global batch size", text("global_batch_size", "as in the run", "[0-9]+|auto"), "samples, or auto"),
+  field("Layout", h("select", { name: "layout" }, option("", "as in the run"), LAYOUTS.map((name) => option(name, name)))),
   field("Devices at most", text("max_count", "all", "[0-9]+")),
   h("div", { class: "wide" }, submit, said));
   root.append(h("h1", {}, "What if"), h("p", { class: "note" },
@@ -80,6 +83,7 @@ async function request(form, signal) {
   if (value("confidence")) body.objective.confidence = Number(value("confidence"));
   if (value("epochs")) body.train.epochs = Number(value("epochs"));
   if (value("global_batch_size")) body.train.global_batch_size = value("global_batch_size") === "auto" ? "auto" : Number(value("global_batch_size"));
+  if (value("layout")) body.train.layout = value("layout");
   if (value("max_count")) body.devices = { ...body.devices, max_count: Number(value("max_count")) };
   return body;
 }
