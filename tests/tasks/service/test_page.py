@@ -239,10 +239,15 @@ def test_the_page_shows_the_layout_by_layer_the_others_and_a_step(
         (_shown(one["sent_bytes"]), one["why"]) for one in plan["by_layer"]
     ]
     assert [row[0] for row in rows][1:] == ["fc6 (Linear)", f"{SCRIPT} (Linear)"]
-    others = values(page, "The chosen configuration, and those that were not")
-    assert [(row[1], row[7]) for row in others if row[7] != "chosen"] == [
-        (one["layout_in_words"] or plan["layout_in_words"], one["reason"])
+    chosen, *rest = values(page, "The chosen configuration, and those that were not")
+    assert (chosen[1], chosen[7]) == ("hybrid", "chosen")
+    assert [(row[1], row[7]) for row in rest] == [
+        (one["layout"], one["reason"]) for one in plan["alternatives"]
+    ]
+    assert [(row[0], row[2]) for row in values(page, "Other layouts on these devices")] == [
+        (one["layout_in_words"], one["reason"])
         for one in plan["alternatives"]
+        if one["layout_in_words"]
     ]
     page.click("section[aria-label=Layout] summary")
     page.wait_for_selector("section[aria-label=Layout] img")

@@ -48,7 +48,14 @@ const NAMED = 4; // layers; of more, only their number
 function layoutOf(plan, timeline) {
   if (!plan.layout) return "";
   const why = plan.layout_rule ? ` (${plan.layout_rule})` : "";
-  return card("Layout", h("p", {}, `${plan.layout_in_words || plan.layout.name}${why}`), byLayer(plan.by_layer), timeline && stepOf(timeline));
+  return card("Layout", h("p", {}, `${plan.layout_in_words || plan.layout.name}${why}`), byLayer(plan.by_layer), others(plan.alternatives),
+    timeline && stepOf(timeline));
+}
+
+function others(alternatives) {
+  const laid = alternatives.filter((one) => one.layout_in_words);
+  return laid.length ? table("Other layouts on these devices", [["other layouts on these devices", "long"], ["step time", "number"], ["why not chosen", "long"]],
+    laid.map((one) => [one.layout_in_words, interval(one.predicted?.step_time_s, seconds), one.reason])) : null;
 }
 
 function byLayer(groups) {
@@ -119,13 +126,13 @@ function pointsOf(plan) {
 function configurations(plan) {
   const laid = plan.alternatives.some((one) => one.layout_in_words);
   const row = (devices, layout, batch, accumulation, predicted, feasible, reason) => [
-    devices, ...(laid ? [layout || plan.layout_in_words] : []), accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
+    devices, ...(laid ? [layout] : []), accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
     interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, money),
     feasible ? "yes" : h("span", { class: "infeasible" }, "no"), reason,
   ];
   return card("Configurations", table("The chosen configuration, and those that were not",
-    [["devices", "name"], ...(laid ? [["layout", "long"]] : []), ["global batch", "number"], ["time", "number"], ["energy", "number"], ["cost", "number"], ["feasible", "name"], ["why", "long"]],
-    [row(kinds(plan.devices), plan.layout_in_words, plan.global_batch_size, plan.accumulation, plan.predicted, plan.feasible, "chosen"),
-      ...plan.alternatives.map((one) => row(counted(one.devices), one.layout_in_words, one.global_batch_size, one.accumulation, one.predicted, one.feasible, one.reason))],
+    [["devices", "name"], ...(laid ? [["layout", "name"]] : []), ["global batch", "number"], ["time", "number"], ["energy", "number"], ["cost", "number"], ["feasible", "name"], ["why", "long"]],
+    [row(kinds(plan.devices), plan.layout?.name, plan.global_batch_size, plan.accumulation, plan.predicted, plan.feasible, "chosen"),
+      ...plan.alternatives.map((one) => row(counted(one.devices), one.layout, one.global_batch_size, one.accumulation, one.predicted, one.feasible, one.reason))],
     (index) => (index === 0 ? "chosen" : null)));
 }

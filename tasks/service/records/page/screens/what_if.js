@@ -6,7 +6,7 @@ import { money, seconds } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendationView } from "./recommendation.js";
 
-const LAYOUTS = ["auto", "data-parallel", "late-multiply", "sharded", "hybrid"];
+const LAYOUTS = ["auto", "data-parallel", "late-multiply", "sharded", "hybrid", "averaging", "mixed"];
 
 export async function show(root, { fields }, signal) {
   let away = null; // set if the store is unreachable; a model's code can still be planned
