@@ -320,3 +320,53 @@ def test_moments_and_counters_are_averaged_for_a_checkpoint(tmp_path: Path) -> N
     assert steps == {round(20 * 2 / 3 + 10 / 3)}
     first = round(10 * 2 / 3 + 5 / 3)
     assert int(found[0]["norm.num_batches_tracked"]) == round(first + 10 * 2 / 3 + 5 / 3)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"sync": {}, "average_every": 4, "local_batch": 20, "outer": "nesterov"},
+        {"sync": {"out": "average"}, "average_every": 4, "outer": "block-momentum"},
+        {"sync": {"conv": "average", "out": "rows"}, "rows": {"out": [6, 4]}, "average_every": 8},
+    ],
+    ids=["averaging", "mixed", "mixed with rows"],
+)
+def test_a_training_goes_on_from_a_checkpoint_as_it_did_after_it(
+    tmp_path: Path, layout: dict[str, Any]
+) -> None:
+    asked = request(
+        tmp_path,
+        [40, 20],
+        validation_fraction=1100 / 1797,
+        model={"norm": True, "dropout": 0.3},
+        optimizer={"name": "adamw"},
+    )
+    given = with_layout(asked, **layout)
+    saved: dict[int, Any] = {}
+
+    def save(rank: Rank, step: int) -> None:
+        if step == 6:
+            rank.average(moments=True)
+            whole = [
+                {name: one.clone() for name, one in part.items()} for part in rank.whole_state()
+            ]
+            saved[rank.number] = rank.noise_document(), *whole
+
+    def load(rank: Rank, step: int) -> None:
+        if step == 6:
+            document, model, optimizer = saved[0]
+            rank.hold_all_rows()
+            rank.begin_anew()
+            rank.load_state(model)
+            rank.load_optimizer_state({name: one.clone() for name, one in optimizer.items()})
+            rank.load_noise(document)
+            rank.cut([0, 1])
+
+    def whole(rank: Rank) -> Any:
+        return [{name: one.clone() for name, one in part.items()} for part in rank.whole_state()]
+
+    expected = train_in_threads(given, tmp_path / "first", whole, before=save)
+    found = train_in_threads(given, tmp_path / "second", whole, before=load)
+    for mine, other in zip(found, expected, strict=True):
+        assert relative_difference(mine[0], other[0]) == 0
+        assert relative_difference(mine[1], other[1]) == 0

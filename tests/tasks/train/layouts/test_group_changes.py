@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_changes import ThreadRanks
+import torch
+from group_changes import ThreadRank, ThreadRanks
 from joint_batch_case import BOUNDS, relative_difference
 from layout_ranks import with_layout
 from training_case import alone, request
 
 from trainwright.tasks.train import TrainRequest
+from trainwright.tasks.train.exchange.collective import PeersLost
 
 SHARDED: dict[str, Any] = {"sync": {"out": "rows"}, "rows": {"out": [4, 3, 3]}}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -143,3 +145,108 @@ def test_ranks_without_a_checkpoint_s_state_do_not_count_as_at_step_0(made: Made
     ranks.all[0].peers.breaks_at = "state"
     assert ranks.group(0, 1, 2) == [False, False, False]
     assert [one.training.finished for one in ranks.all] == [None, None, None]
+
+
+AVERAGING: dict[str, Any] = {"sync": {}, "average_every": 4}
+MIXED: dict[str, Any] = {"sync": {"out": "average"}, "average_every": 4}
+
+
+def own_states(ranks: ThreadRanks) -> list[dict[str, torch.Tensor]]:
+    """Each member's own model."""
+    return ranks.each(
+        lambda one: {name: value.clone() for name, value in one.rank.model.state_dict().items()}
+    )
+
+
+def weighted(states: list[dict[str, torch.Tensor]], samples: list[int]) -> dict[str, torch.Tensor]:
+    """The average of models, each with its number of samples."""
+    shares = [one / sum(samples) for one in samples]
+    return {
+        name: sum(share * one[name] for share, one in zip(shares, states, strict=True))
+        for name in states[0]
+    }
+
+
+@pytest.mark.parametrize("layout", [AVERAGING, MIXED], ids=["averaging", "mixed"])
+def test_the_rest_average_what_they_have_done_alone(made: Made, layout: dict[str, Any]) -> None:
+    _, ranks = made(layout)
+    ranks.group(0, 1, 2)
+    ranks.steps(6)  # two since the average after the fourth
+    before = own_states(ranks)
+    assert relative_difference(before[0], before[1]) > 1e-6
+    ranks.group(0, 1)
+    expected = weighted(before[:2], [60, 40])
+    for one in own_states(ranks):
+        assert relative_difference(one, expected) <= 1e-12
+    assert ranks.each(lambda one: one.training.finished) == [6, 6]
+    ranks.steps(24)
+
+
+def test_a_rank_that_joins_takes_the_average_of_the_others(made: Made) -> None:
+    _, ranks = made({**AVERAGING, "outer": "nesterov"})
+    ranks.group(0, 2)
+    ranks.steps(7)
+    ranks.group(0, 1, 2)
+    first, *others = ranks.each(
+        lambda one: (one.rank.averaging.document(), one.rank.averaging.velocities)
+    )
+    for document, velocities in others:
+        assert document == first[0]
+        assert all(torch.equal(velocities[name], value) for name, value in first[1].items())
+    found = own_states(ranks)
+    assert all(relative_difference(one, found[0]) == 0 for one in found)
+    ranks.steps(24)
+
+
+@pytest.mark.parametrize("breaks_at", ["average fp64 0", "divergence"])
+def test_a_broken_average_is_done_again(made: Made, breaks_at: str) -> None:
+    _, ranks = made(AVERAGING)
+    ranks.group(0, 1, 2)
+    ranks.steps(3)
+    ranks.all[1].peers.breaks_at = breaks_at
+
+    def until_it_breaks(one: ThreadRank) -> bool:
+        try:
+            one.steps(4)
+        except PeersLost:
+            one.out()
+            return False
+        return True
+
+    assert ranks.each(until_it_breaks) == [False, False, False]
+    before = own_states(ranks)
+    assert relative_difference(before[0], before[1]) > 1e-6
+    ranks.group(0, 1, 2)
+    # The step is not counted, but its updates were made.
+    expected = weighted(before, [120, 80, 40])
+    for one in own_states(ranks):
+        assert relative_difference(one, expected) <= 1e-12
+    ranks.steps(24)
+
+
+def test_an_average_that_only_some_completed_counts(made: Made) -> None:
+    _, ranks = made(AVERAGING)
+    ranks.group(0, 1, 2)
+    ranks.steps(6)
+    done = ranks.all[1].rank.averaging
+    assert done is not None
+    done.averages, done.samples = done.averages + 1, 0
+    before = own_states(ranks)
+    ranks.group(0, 1)
+    for one in own_states(ranks):
+        assert relative_difference(one, before[1]) == 0
+
+
+def test_lost_rows_of_a_mixed_layout_come_from_the_checkpoint(made: Made) -> None:
+    layout = {
+        "sync": {"conv": "average", "out": "rows"},
+        "rows": {"out": [4, 3, 3]},
+        "average_every": 4,
+    }
+    _, ranks = made(layout)
+    ranks.group(0, 1, 2)
+    ranks.steps(7)
+    ranks.group(0, 1)
+    assert ranks.asked_for("back")
+    assert ranks.each(lambda one: one.rank.averaging.averages) == [0, 0]
+    ranks.steps(24)

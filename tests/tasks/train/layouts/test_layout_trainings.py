@@ -64,3 +64,16 @@ def test_after_a_killed_rank_the_training_goes_on_and_ends(tmp_path: Path, layou
     undisturbed: list[dict[str, float]] = []
     alone(asked, metrics=undisturbed)
     assert result.metrics["loss"] == pytest.approx(undisturbed[-1]["loss"], rel=1e-3)
+
+
+AVERAGING: dict[str, Any] = {"average_every": 4, "local_batch": 20, "outer": "nesterov"}
+
+
+def test_after_a_killed_rank_averaging_goes_on_and_ends(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], epochs=3, backend="torch", devices=SLOW)
+    killed = when_checkpoint(tmp_path, 5, lambda: ranks()[1].send_signal(signal.SIGKILL))
+    result = train(with_layout(asked, {}, **AVERAGING))
+    killed.join()
+    assert result.steps == 72
+    assert any("rank 1" in one.reason for one in result.split_events)
+    assert result.metrics["accuracy"] > 0.85
