@@ -9,10 +9,14 @@ from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.actions import FLOAT_BYTES, TRANSFERS, actions_of
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
-from trainwright.tasks.runs.artefacts.layout import Layout, Sync
+from trainwright.tasks.runs.artefacts.layout import Layout, Outer, Sync
 from trainwright.tasks.runs.artefacts.plan import LayerGroup
 from trainwright.tasks.units import size
 
+_OUTER: dict[Outer, str] = {
+    "block-momentum": "add block momentum",
+    "nesterov": "take an outer Nesterov step",
+}
 _WAYS: dict[Sync, str] = {"sum": "summed", "factors": "as factors", "rows": "by rows"}
 
 
@@ -27,9 +31,9 @@ def layer_groups(
     sent = _sent_by_way(layout, trained, layers)
     groups: dict[object, list[LayerFacts]] = {}
     for one in trained:
-        refused = _refused(one)
-        key = (one.dense, one.parameter_bytes) if refused is None else refused
-        groups.setdefault((layout.how(one.name), key), []).append(one)
+        how, refused = layout.how(one.name), _refused(one)
+        key: object = refused or (one.dense, one.parameter_bytes)
+        groups.setdefault((how, None if how == "average" else key), []).append(one)
     return [_group(layout, some, sent, given) for some in groups.values()]
 
 
@@ -60,7 +64,8 @@ def _group(
 
 def _averaged(layout: Layout) -> str:
     alone = "devices train alone" if layout.alone else "devices use their own gradients"
-    return f"as train.layout says: {alone}, and average every {layout.average_every} steps"
+    then = "" if layout.outer == "none" else f", then {_OUTER[layout.outer]}"
+    return f"as train.layout says: {alone}, and average every {layout.average_every} steps{then}"
 
 
 def _refused(layer: LayerFacts) -> str | None:

@@ -83,15 +83,17 @@ def timeline_svg(simulated: SimulatedPlan) -> str:
 def _head(simulated: SimulatedPlan, ranks: Sequence[int]) -> tuple[list[str], int]:
     """The title and what is shown, as SVG, and the height below them."""
     plan, count = simulated.plan, len(simulated.plan.devices)
+    often = simulated.layout.average_every if simulated.layout.averages else None
     words = [f"Simulated: {seconds(simulated.step.step_s)}."]
     if plan.predicted is not None:
         one = plan.predicted.step_time_s
         words = [
             f"Simulated: {seconds(simulated.step.step_s)}; the plan predicts {seconds(one.median)} "
-            f"({seconds(one.low)} to {seconds(one.high)})."
+            f"({seconds(one.low)} to {seconds(one.high)})"
+            + (" as the mean of all steps." if often else ".")
         ]
-    if simulated.layout.averages:
-        words.append("The step ends with an average of parameters.")
+    if often:
+        words.append(f"This step ends with an average of parameters, as one in {often} does.")
     if plan.layout_in_words:
         words.insert(0, f"Layout: {plan.layout_in_words}.")
     if len(ranks) < count:

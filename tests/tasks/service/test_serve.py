@@ -107,6 +107,31 @@ def test_an_estimate_from_a_structure_equals_the_command_lines(
         assert reader.post("/estimates", json=request).json() == json.loads(printed)
 
 
+def test_a_plan_takes_and_shows_a_layout(address: str, structure: Any) -> None:
+    job = JOB | {"structure": structure, "rows": 1000, "devices": {"min_count": 3}}
+    given = {"dense": "factors", "chunk_bytes": 65536}
+    with client(address, READ) as reader:
+        plan = Plan.model_validate(
+            reader.post("/plans", json=job | {"train": {"layout": given}}).json()
+        )
+        assert plan.layout is not None
+        assert (plan.strategy["name"], plan.layout.chunk_bytes) == ("hybrid", 65536)
+        assert "late-multiply: " in plan.layout_in_words
+        assert plan.layout_rule == "as train.layout says"
+        assert {one.sync for one in plan.by_layer} == {"sum", "factors"}
+        assert any(one.layout_in_words.startswith("all layers data") for one in plan.alternatives)
+        for layout, says in (
+            ("fast", "request: train.layout: got 'fast'; allowed: a mapping of fields or 'auto'"),
+            ({"dense": "some"}, "request: train.layout.dense: got 'some'; allowed: 'auto', 'sum'"),
+            ({"dens": "rows"}, "request: train.layout.dens: unknown field"),
+        ):
+            answer = reader.post("/plans", json=job | {"train": {"layout": layout}})
+            assert _refusal(answer, 422, "bad_input").startswith(says)
+        alone = job | {"devices": {"max_count": 1}, "train": {"layout": "sharded"}}
+        says = _refusal(reader.post("/plans", json=alone), 422, "bad_input")
+        assert says.startswith("train.layout: got 'sharded'; the plan has one device")
+
+
 def test_a_plan_for_a_job_equals_the_command_lines(address: str, tmp_path: Path) -> None:
     job = JOB | {"model": {"source": "cnn.py", "config": {"width": 8}}}
     with client(address) as run:

@@ -76,6 +76,16 @@ def test_each_layer_is_in_one_group_with_the_reason_for_its_sync() -> None:
     assert given["fc6"].startswith("as train.layout says: 64 MiB summed, ")
 
 
+def test_averaged_layers_are_one_group() -> None:
+    wanted = {"name": "averaging", "average_every": 32, "outer": "nesterov"}
+    (group,) = plan(HEAVY, layout=wanted).by_layer
+    assert group.layers == ["conv", "fc6", "fc7"]
+    assert group.why == (
+        "as train.layout says: devices train alone, and average every 32 steps, then take an "
+        "outer Nesterov step"
+    )
+
+
 def test_a_plan_says_why_other_layouts_were_not_compared() -> None:
     alone = plan(HEAVY, hosts=65, global_batch_size=650)
     assert (alone.layout_rule, alone.by_layer) == ("others are compared for at most 64 devices", [])

@@ -145,6 +145,16 @@ def test_a_plan_for_one_device_has_only_what_it_computes() -> None:
     assert "sends 0 B" in found
 
 
+def test_a_step_that_averages_says_how_often() -> None:
+    layout = {"name": "averaging", "average_every": 32}
+    simulated = simulated_plan(*plan_and_estimate(HEAVY, layout=layout))
+    found = words(ElementTree.fromstring(timeline_svg(simulated)))
+    assert "average of parameters" in found
+    text = " ".join(found)
+    assert "as the mean of all steps. This step ends with an average of parameters, as one" in text
+    assert "in 32 does." in text
+
+
 def test_a_stored_plan_gives_the_step_that_was_predicted() -> None:
     plan, estimate = plan_and_estimate(HEAVY)
     again = type(plan).model_validate_json(plan.model_dump_json())
