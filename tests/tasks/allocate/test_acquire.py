@@ -10,11 +10,13 @@ from typing import Any
 
 import doors
 import pytest
+from finished_run import finished_training
+from layout_cases import HEAVY, plan_and_estimate
 from train.training_case import planned
 
 from trainwright.operators.triggers import DevicesTrigger
 from trainwright.tasks import progress
-from trainwright.tasks.allocate import acquire
+from trainwright.tasks.allocate import acquire, step
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger
@@ -213,3 +215,16 @@ def test_a_preempted_run_saves_releases_its_devices_and_continues_later(
     thread.join(timeout=30)
     assert results == ["done"]
     assert events == ["low works", "high has them", "low works"]
+
+
+def test_the_step_returns_the_layout_in_words_and_its_line_has_another_than_data_parallel(
+    home: Path, tmp_path: Path
+) -> None:
+    run = finished_training((tmp_path / "store").as_uri())
+    plan, _ = plan_and_estimate(HEAVY)
+    run.write(plan)
+    reference = step.work(doors.attach(run))
+    assert reference["layout"] == plan.layout_in_words
+    assert step.summary(reference).endswith(f"of training; {plan.layout_in_words}")
+    run.write(plan_and_estimate(HEAVY, layout="data-parallel")[0])
+    assert step.summary(step.work(doors.attach(run))).endswith("of training")
