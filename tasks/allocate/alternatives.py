@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from trainwright.tasks.allocate.layouts.planning import Candidate
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
 from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_name
@@ -47,19 +48,32 @@ def alternatives(
 
 
 def other_layouts(
-    problem: PlanningProblem, others: Sequence[tuple[str, Configuration]], best: Configuration
+    problem: PlanningProblem, others: Sequence[Candidate], best: Configuration
 ) -> list[Alternative]:
     """The plan's devices with other layouts, each with its words; best first."""
+
+    def key(one: Candidate) -> tuple[float, float, float]:
+        return (*one.misses(problem.limits), one.configuration.value(problem.goal))
+
     found = []
-    for words, one in sorted(others, key=lambda pair: pair[1].value(problem.goal)):
+    for candidate in sorted(others, key=key):
+        one = candidate.configuration
         slower = one.cost.step_s.median / best.cost.step_s.median
         how = f"a step takes {plain(slower)} times as long"
-        if one.value(problem.goal) < best.value(problem.goal):
+        fits = candidate.shortage is None
+        if not fits:
+            how = f"too little memory: {candidate.shortage}"
+        elif one.value(problem.goal) < best.value(problem.goal):
             given = problem.job.train.layout != "auto"
             how += "; train.layout chose another" if given else ", too little less to rely on"
         lost = _lost(problem, one, best)
         how = how if lost.feasible else f"{lost.reason}; {how}"
-        update = {"layout": one.strategy, "layout_in_words": words, "reason": how}
+        update = {
+            "layout": one.strategy,
+            "layout_in_words": candidate.words,
+            "reason": how,
+            "feasible": lost.feasible and fits,
+        }
         found.append(lost.model_copy(update=update))
     return found
 
@@ -80,6 +94,12 @@ def _lost(problem: PlanningProblem, one: Configuration, best: Configuration) -> 
     if over > 0:
         slow = _why_slower(one, best) if _extends(one, best) else ""
         reason = _missed(problem, one) + (slow and f"; {slow}")
+    elif mine < least * (1 - TOLERANCE) and one.strategy != best.strategy:
+        fixed = problem.job.train.layout != "auto"
+        less = f"{_percent(1 - mine / least)} less {name}, {one.strategy}"
+        reason = less + (
+            "; train.layout chose another" if fixed else ", too little less to rely on"
+        )
     elif mine <= least * (1 + TOLERANCE):
         reason = f"the same {name}, {'more' if one.size > best.size else 'other'} devices"
     else:

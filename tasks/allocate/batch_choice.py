@@ -13,9 +13,11 @@ it takes the smallest batch whose goal is within 1 / `GOOD_ENOUGH` of the best o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
+from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
@@ -57,6 +59,24 @@ def batch_rule(problem: PlanningProblem) -> str:
         f"the least {problem.goal} times samples to the same loss, "
         f"(1 + B / {noise}) / (1 + {first} / {noise}), of {sizes}"
     )
+
+
+def preferred(problem: PlanningProblem, some: Sequence[Configuration]) -> Configuration:
+    """The configuration that the rule picks among some, of any global batches."""
+
+    def value(one: Configuration) -> float:
+        return one.value(problem.goal) * weight(problem, one.batch)
+
+    least = min(map(value, some))
+    allowed = least / GOOD_ENOUGH if _prefers_small(problem) else least
+    good = [one for one in some if value(one) <= allowed]
+    return min(good, key=lambda one: (one.batch, value(one)))
+
+
+def weight(problem: PlanningProblem, batch: int) -> float:
+    """w(B): samples to the same loss, relative to the smallest batch."""
+    noise, first = problem.job.train.noise_scale, problem.sizes[0]
+    return 1.0 if noise is None else (1 + batch / noise) / (1 + first / noise)
 
 
 def _prefers_small(problem: PlanningProblem) -> bool:
@@ -135,7 +155,4 @@ class _BatchSearches:
         return math.inf if one is None else one.value(self._problem.goal) * self._weight(size)
 
     def _weight(self, size: int) -> float:
-        """w(B): samples to the same loss, relative to the smallest batch."""
-        noise = self._problem.job.train.noise_scale
-        first = self._problem.sizes[0]
-        return 1.0 if noise is None else (1 + size / noise) / (1 + first / noise)
+        return weight(self._problem, size)

@@ -27,7 +27,7 @@ from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layouts.choose import links_between
-from trainwright.tasks.allocate.layouts.planning import laid_out
+from trainwright.tasks.allocate.layouts.with_devices import JointChoice, with_devices
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
 from trainwright.tasks.allocate.plan.cost import CostModel
@@ -76,9 +76,19 @@ def make_plan(
     if chosen is not None and chosen.best is not None and chosen.best.value(problem.goal) == 0:
         chosen, found = choose_batch(problem.at_no_cost())
     solve_time_s = time.perf_counter() - started
-    if chosen is None or chosen.best is None:
+    plain = None if chosen is None else chosen.best
+    neighbours, known = list[Configuration](), list[Configuration]()
+    if plain is not None:
+        neighbours = problem.neighbours(plain)
+        known = explored(problem, plain, neighbours)
+        plain = _tie_broken(problem, known, plain)
+    started = time.perf_counter()
+    joint = with_devices(problem, plain)
+    solve_time_s += time.perf_counter() - started
+    if joint is None:
         raise infeasible(problem)
-    return described(_document(problem, chosen, chosen.best, found, solve_time_s), pool)
+    document = _document(problem, joint, found, neighbours, known)
+    return described(document.model_copy(update={"solve_time_s": solve_time_s}), pool)
 
 
 def _tie_broken(
@@ -96,23 +106,22 @@ def _tie_broken(
 
 def _document(
     problem: PlanningProblem,
-    chosen: SearchResult,
-    result: Configuration,
+    joint: JointChoice,
     found: Sequence[SearchResult],
-    solve_time_s: float,
+    neighbours: Sequence[Configuration],
+    known: Sequence[Configuration],
 ) -> Plan:
     """The plan as an artefact; `found` are the results of all global batches, largest first."""
-    job, rows = problem.job, problem.model.data.train_rows
-    neighbours = problem.neighbours(result)
-    known = explored(problem, result, neighbours)
-    result = _tie_broken(problem, known, result)
-    started = time.perf_counter()
-    laid = laid_out(result, job.train.layout, problem.goal)
-    solve_time_s += time.perf_counter() - started
-    result = laid.chosen
-    better = replace(chosen, best=result)
-    found, chosen = [better if one is chosen else one for one in found], better
-    gap = chosen.gap(problem.goal)
+    job, rows, laid = problem.job, problem.model.data.train_rows, joint.laid
+    result = laid.chosen.configuration
+    chosen = _of_batch(found, result)
+    found = sorted(
+        [chosen, *(one for one in found if one.best and one.best.batch != result.batch)],
+        key=lambda one: -(one.best.batch if one.best else 0),
+    )
+    gap, any_gap = chosen.gap(problem.goal), joint.gap
+    if any_gap is not None:
+        gap = any_gap if result.strategy != DATA_PARALLEL else min(gap, any_gap)
     window_s = result.available_s()
     used = [device for device, _ in result.devices()]
     held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
@@ -120,7 +129,14 @@ def _document(
         feasible=True,
         objective=job.objective.minimize,
         devices=[
-            planned(problem.model, device, batch, result.accumulation, most=held[device.id])
+            planned(
+                problem.model,
+                device,
+                batch,
+                result.accumulation,
+                most=held[device.id],
+                need_bytes=laid.needs.get(device.id),
+            )
             for device, batch in result.devices()
         ],
         global_batch_size=result.batch,
@@ -129,7 +145,7 @@ def _document(
         links=links_between(problem.model, used) if len(used) > 1 else {},
         strategy={"name": result.strategy, "collective": "ring all-reduce"},
         layout=result.layout,
-        layout_in_words=laid.words,
+        layout_in_words=laid.chosen.words,
         layout_rule=laid.rule,
         by_layer=laid.by_layer,
         layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
@@ -152,11 +168,14 @@ def _document(
         batch_rule=batch_rule(problem),
         search="exact" if gap == 0 else "bounded",
         gap=gap,
+        layouts_gap=joint.gap,
         searched=searched(
-            problem, result, [result.strategy, *(one.strategy for _, one in laid.others)]
+            problem,
+            result,
+            [result.strategy, *(one.configuration.strategy for one in laid.others)],
         ),
         window_s=None if math.isinf(window_s) else window_s,
-        solve_time_s=solve_time_s,
+        solve_time_s=0.0,
     )
 
 
@@ -167,19 +186,38 @@ def _emulated_layers(result: Configuration) -> list[LayerCost]:
     return list(curves[0].layers) if curves else []
 
 
+def _of_batch(found: Sequence[SearchResult], result: Configuration) -> SearchResult:
+    """The search of the result's global batch, with the result as its best."""
+    for one in found:
+        if one.best is not None and one.best.batch == result.batch:
+            return replace(one, best=result)
+    return SearchResult(result, 0.0, 0, [result])
+
+
 def planned(
-    model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None
+    model: CostModel,
+    device: Device,
+    batch: int,
+    accumulation: int,
+    most: int | None = None,
+    need_bytes: float | None = None,
 ) -> PlannedDevice:
-    """A device with its share of each step; `most` is the largest share that fits in its memory."""
+    """A device with its share of each step.
+
+    `most` is the largest share that fits in its memory. `need_bytes` is its peak memory with the
+    plan's layout; None: that of data parallel.
+    """
     kind = model.kind(device)
+    summed, line = model.memory_bytes(kind, batch, accumulation), kind.curve.memory_line(batch)
+    added = 0.0 if need_bytes is None else need_bytes - summed
     return PlannedDevice(
         **device.model_dump(),
         batch_size=batch,
         step_time_s=kind.curve.step_time(batch, accumulation),
         loop_s=kind.curve.loop_part_s(batch, accumulation),
         most_batch_size=most,
-        peak_memory_bytes=model.memory_bytes(kind, batch, accumulation),
-        memory_bytes=kind.curve.memory_line(batch),
+        peak_memory_bytes=summed if need_bytes is None else need_bytes,
+        memory_bytes=line.model_copy(update={"fixed": line.fixed + added}),
         power=power_of(kind.curve),
         mode=kind.curve.mode,
     )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.memory import LayoutMemory, Shortage
 from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
@@ -43,6 +44,19 @@ class SimulatedLayout:
 
     layout: Layout
     step: SimulatedStep
+    shortage: Shortage | None = None
+    """None: it fits on all devices"""
+
+    @property
+    def value(self) -> tuple[float, float]:
+        """Less is better: first it must fit into memory, then the step should be short."""
+        over = 0.0 if self.shortage is None else self.shortage.over_bytes
+        return over, self.step.step_s
+
+    def better(self, other: SimulatedLayout) -> bool:
+        """Whether it is better than another, by more than rounding."""
+        (over, step_s), (most, most_s) = self.value, other.value
+        return step_s < most_s * (1 - 1e-9) if over == most else over < most
 
 
 class LayoutChoice:
@@ -66,6 +80,7 @@ class LayoutChoice:
         self._joint_s = [curve.median_s(result.batch) for curve in curves]
         """seconds of each device for the joint batch"""
         self._names = tops(self.layers)
+        self._memory = LayoutMemory(result, self.layers)
         self._simulated: dict[frozenset[tuple[str, Sync]], SimulatedLayout] = {}
 
     @property
@@ -87,12 +102,18 @@ class LayoutChoice:
             return f"others are compared for at most {MOST_COMPARED} devices"
         return None
 
+    def needs(self, layout: Layout) -> dict[str, float]:
+        """Peak memory of each device in bytes, by id."""
+        found: list[float] = self._memory.needs(layout).tolist()
+        return {device.id: need for (device, _), need in zip(self._devices, found, strict=True)}
+
     def with_syncs(self, syncs: Mapping[str, Sync]) -> SimulatedLayout:
         """The layout in which these layers are not summed, simulated once."""
         key = frozenset(syncs.items())
         if key not in self._simulated:
             layout = self.layout(syncs)
-            self._simulated[key] = SimulatedLayout(layout, self._simulate(layout))
+            shortage = self._memory.shortage(layout)
+            self._simulated[key] = SimulatedLayout(layout, self._simulate(layout), shortage)
         return self._simulated[key]
 
     def simulated(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:
@@ -105,7 +126,7 @@ class LayoutChoice:
         trained: dict[str, Sync] = {
             one.name: used.get(one.name, "sum") for one in self.layers if one.parameters
         }
-        return Layout(
+        found = Layout(
             name=name_of({*trained.values()}, 1),
             pipelines=[
                 Pipeline(
@@ -115,18 +136,21 @@ class LayoutChoice:
                 for device, batch in self._devices
             ],
             sync=used,
-            rows={one.name: self._cuts(one) for one in self.layers if used.get(one.name) == "rows"},
             chunk_bytes=self._chunk_bytes,
             factor_type=self._factor_type,
         )
+        cut = [one for one in self.layers if used.get(one.name) == "rows"]
+        if not cut:
+            return found
+        held = self._memory.row_shares(found, [1 / one for one in self._joint_s])
+        return found.model_copy(update={"rows": {one.name: self._cuts(one, held) for one in cut}})
 
-    def _cuts(self, layer: LayerFacts) -> dict[str, tuple[int, int]]:
-        """Rows in proportion to the devices' speeds."""
+    def _cuts(self, layer: LayerFacts, held: Sequence[float]) -> dict[str, tuple[int, int]]:
+        """Rows in proportion to these shares."""
         dense = layer.dense
         assert dense is not None, layer.name
         total = dense.inputs if dense.kind == "embedding" else dense.outputs
-        most = max(self._joint_s)
-        counts = shares(total, [round(1e6 * most / one) for one in self._joint_s])
+        counts = shares(total, [round(1e6 * one / max(held)) for one in held])
         ends = [sum(counts[: number + 1]) for number in range(len(counts))]
         return {
             device.id: (end - count, end)
@@ -145,10 +169,10 @@ class LayoutChoice:
         dense, found = self._dense(), self.with_syncs({})
         starts = [self.everywhere(sync) for sync in allowed]
         for one in starts:
-            if one is not None and one.step.step_s < found.step.step_s:
+            if one is not None and one.better(found):
                 found = one
         for _ in range(_ROUNDS):
-            before = found.step.step_s
+            before = found
             for group in _alike(dense):
                 ways: tuple[Sync, ...] = ("sum", *allowed)
                 for sync in ways:
@@ -159,9 +183,9 @@ class LayoutChoice:
                     syncs = {**found.layout.sync, **{one.name: sync for one in group}}
                     syncs = {name: each for name, each in syncs.items() if each != "sum"}
                     tried = self.with_syncs(syncs)
-                    if tried.step.step_s < found.step.step_s * (1 - 1e-9):
+                    if tried.better(found):
                         found = tried
-            if found.step.step_s >= before:
+            if found is before:
                 break
         return found
 
@@ -173,9 +197,7 @@ class LayoutChoice:
                 if any(why_not(one, sync) for one in group):
                     continue
                 tried = self.with_syncs({one.name: sync for one in group})
-                if tried.layout.name == "hybrid" and (
-                    found is None or tried.step.step_s < found.step.step_s
-                ):
+                if tried.layout.name == "hybrid" and (found is None or tried.better(found)):
                     found = tried
         return found
 

@@ -8,9 +8,11 @@ its ranks send to each other.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainwright.estimator.predict.communication import Link, all_reduce
 from trainwright.tasks.allocate.layouts.transfer_sizes import Moved
@@ -46,29 +48,44 @@ class RankNetwork:
         if ranks == 1:
             return 0.0
         if moved.pairs is None:
-            return max(all_reduce(link, moved.ring_bytes, ranks).median for link in self._used())
+            return max(all_reduce(link, moved.ring_bytes, ranks).median for link in self._crossed)
         return self._pairs(moved)
 
-    def _used(self) -> list[Link]:
-        """The links that a ring over all ranks crosses."""
+    @functools.cached_property
+    def _crossed(self) -> list[Link]:
+        """The links that a ring over all ranks crosses, alike ones once."""
         counts = Counter(self.machines)
-        crossed = [self.between[name] for name in counts] if len(counts) > 1 else []
-        return [*crossed, *(self.inside[name] for name, count in counts.items() if count > 1)]
+        between = [self.between[name] for name in counts] if len(counts) > 1 else []
+        inside = [self.inside[name] for name, count in counts.items() if count > 1]
+        return list({repr(link): link for link in (*between, *inside)}.values())
 
     def _pairs(self, moved: Moved) -> float:
         import numpy as np
 
-        found = 0.0
-        here = np.array(self.machines)
-        for name in sorted(set(self.machines)):
-            mine = here == name
-            within = moved.pairs[np.ix_(mine, mine)].sum()
-            if mine.sum() > 1:
-                found = max(found, self.inside[name].time(mine.sum() - 1, within).median)
-            if mine.all():
-                continue
-            out = moved.pairs[np.ix_(mine, ~mine)].sum()
-            into = moved.pairs[np.ix_(~mine, mine)].sum()
-            messages = float((~mine).sum())
-            found = max(found, self.between[name].time(messages, max(out, into)).median)
-        return found
+        here, latency_s, seconds_per_byte = self._by_machine
+        ranks, count = here.sum(axis=1), len(here)
+        sent = here @ moved.pairs @ here.T
+        """bytes from each machine to each, itself included"""
+        within = np.diag(sent)
+        crossing = np.maximum(sent.sum(axis=1), sent.sum(axis=0)) - within
+        # As `Link.time`: inside a machine, and between it and the others.
+        inside = (ranks - 1) * latency_s[0] + within * seconds_per_byte[0]
+        outside = (len(self.machines) - ranks) * latency_s[1] + crossing * seconds_per_byte[1]
+        return float(max(inside[ranks > 1].max(initial=0.0), outside.max() if count > 1 else 0.0))
+
+    @functools.cached_property
+    def _by_machine(self) -> tuple[Any, Any, Any]:
+        """Which ranks each machine has, and the links inside (row 0) and between machines (row 1).
+
+        numpy arrays: (machines, ranks) of 0 and 1; latency and seconds for a byte, (2, machines).
+        """
+        import numpy as np
+
+        names = sorted(set(self.machines))
+        ranks = np.array(self.machines)
+        links = [[kind[name] for name in names] for kind in (self.inside, self.between)]
+        return (
+            np.array([ranks == name for name in names], dtype=float),
+            np.array([[link.latency_s for link in some] for some in links]),
+            np.array([[1 / link.bandwidth_bytes_per_s for link in some] for some in links]),
+        )

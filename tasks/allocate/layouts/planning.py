@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainwright.tasks.allocate.layouts.averages import averaged
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout
 from trainwright.tasks.allocate.layouts.layer_groups import layer_groups
+from trainwright.tasks.allocate.layouts.memory import Shortage
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.layouts.words import in_words
 from trainwright.tasks.allocate.plan.confidence import Triple
-from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
+from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.layout import CHUNK_BYTES, DATA_PARALLEL, Sync
@@ -24,24 +26,43 @@ _EVERYWHERE: dict[str, Sync] = {"late-multiply": "factors", "sharded": "rows"}
 
 
 @dataclass(frozen=True)
-class LaidOut:
-    """A configuration with its layout, and those with other layouts, each with its words."""
+class Candidate:
+    """A layout with its configuration, and whether the devices' memory holds it."""
 
-    chosen: Configuration
-    others: list[tuple[str, Configuration]] = field(default_factory=list)
+    configuration: Configuration
     words: str = ""
-    """the chosen layout in words"""
+    """the layout in words"""
+    shortage: Shortage | None = None
+    """None: it fits"""
+
+    def misses(self, limits: Limits) -> tuple[float, float]:
+        """By how much it exceeds memory (bytes) and the limits (relative); zeros: it is usable."""
+        over = 0.0 if self.shortage is None else self.shortage.over_bytes
+        return over, self.configuration.excess(limits)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """The chosen layout on some devices, and the others that were compared."""
+
+    chosen: Candidate
+    others: list[Candidate] = field(default_factory=list)
     rule: str | None = None
     """why it was chosen"""
     by_layer: list[LayerGroup] = field(default_factory=list)
     """why each layer has its sync, if layouts were compared"""
+    needs: Mapping[str, float] = field(default_factory=dict)
+    """peak memory of each device in bytes, by id; empty: that of data parallel"""
 
 
-def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> LaidOut:
-    """The configuration with the best layout that the job permits.
+def laid_out(
+    result: Configuration, wanted: LayoutSpec | str, goal: Goal, limits: Limits
+) -> LaidOut:
+    """A configuration's devices with the best layout that the job permits.
 
     Data parallel is compared with others only if `LayoutChoice.is_compared`: on one machine,
-    messages cost more than the prediction knows, and many devices would take too long.
+    messages cost more than the prediction knows, and many devices would take too long. If no layout
+    fits into memory and within the limits, it is the one that comes closest.
     Raises BadInput if the job wants a layout that the model or the devices do not permit.
     """
     spec = wanted if isinstance(wanted, LayoutSpec) else LayoutSpec()
@@ -53,43 +74,46 @@ def laid_out(result: Configuration, wanted: LayoutSpec | str, goal: Goal) -> Lai
     if not choice.possible:
         if given and not plain_is_given:
             _refuse_alone(result, wanted)
-        return LaidOut(result)
-    if (plain_is_given or not given) and not choice.is_compared:
-        plain_layout = choice.layout({})
-        words = in_words(plain_layout, choice.layers, 0.0, 0.0)
-        rule = _GIVEN if given else choice.why_not_compared
-        return LaidOut(replace(result, layout=plain_layout), words=words, rule=rule)
+        return LaidOut(Candidate(result))
     base = choice.with_syncs({})
-    everything = [
-        (_words(choice, one), _configured(result, base, one)) for one in choice.candidates()
-    ]
+    if (plain_is_given or not given) and base.shortage is None and not choice.is_compared:
+        words = in_words(base.layout, choice.layers, 0.0, 0.0)
+        rule = _GIVEN if given else choice.why_not_compared
+        return LaidOut(Candidate(replace(result, layout=base.layout), words), rule=rule)
+    everything = [_candidate(choice, result, one) for one in choice.candidates()]
     if given:
         asked = (
             _wanted(choice, wanted, spec) if averages is None else averaged(result, choice, spec)
         )
-        words, chosen, rule = _words(choice, asked), _configured(result, base, asked), _GIVEN
+        chosen, rule = _candidate(choice, result, asked), _GIVEN
     else:
-        words, chosen = min(everything, key=lambda pair: pair[1].value(goal))
-        rule = f"the best of {counted(len(everything), 'layout')} by prediction"
-        if chosen.value(goal) >= everything[0][1].value(goal) * (1 - _LEAST_GAIN):
-            words, chosen = everything[0]
-            rule = _enough(len(everything))
+        chosen, rule = _least(everything, goal, limits)
         rule += _not_permitted(choice)
-    layout = chosen.layout
+    layout = chosen.configuration.layout
     assert layout is not None
-    others = [pair for pair in everything if pair[1].layout != layout]
+    others = [one for one in everything if one.configuration.layout != layout]
     groups = layer_groups(layout, choice.layers, given=given)
-    return LaidOut(chosen, others, words, rule, groups)
+    return LaidOut(chosen, others, rule, groups, choice.needs(layout))
 
 
 _GIVEN = "as train.layout says"
 
 
-def _enough(count: int) -> str:
-    """Why data parallel was chosen out of some layouts that were compared."""
+def _least(everything: Sequence[Candidate], goal: Goal, limits: Limits) -> tuple[Candidate, str]:
+    """The best candidate and why; data parallel unless another is clearly better or it can't be."""
+    plain, count = everything[0], len(everything)
+    chosen = min(everything, key=lambda one: (*one.misses(limits), one.configuration.value(goal)))
+    best = f"the best of {counted(count, 'layout')} by prediction"
+    if plain.misses(limits) > chosen.misses(limits):
+        short = plain.shortage is not None
+        why = "needs too much memory" if short else "is too slow"
+        return chosen, f"{best}; data parallel {why}"
+    least = plain.configuration.value(goal) * (1 - LEAST_GAIN)
+    if chosen.configuration.value(goal) < least:
+        return chosen, best
     if count == 1:
-        return "the only layout that the model permits"
-    return f"none of the {count - 1} others is better by more than {100 * _LEAST_GAIN:.0f} %"
+        return plain, "the only layout that the model permits"
+    return plain, f"none of the {count - 1} others is better by more than {100 * LEAST_GAIN:.0f} %"
 
 
 def _not_permitted(choice: LayoutChoice) -> str:
@@ -108,7 +132,7 @@ def _words(choice: LayoutChoice, one: SimulatedLayout) -> str:
     return in_words(one.layout, choice.layers, sent, max(choice.with_syncs({}).step.sent_bytes))
 
 
-_LEAST_GAIN = 0.1
+LEAST_GAIN = 0.1
 """A layout other than data parallel must be better by this share: predictions are not exact."""
 
 
@@ -162,6 +186,11 @@ def _refuse_alone(result: Configuration, wanted: LayoutSpec | str) -> None:
         else "the estimate does not say what each layer costs; estimate again"
     )
     raise BadInput(f"{_asked(wanted)}; {why}")
+
+
+def _candidate(choice: LayoutChoice, result: Configuration, one: SimulatedLayout) -> Candidate:
+    configured = _configured(result, choice.with_syncs({}), one)
+    return Candidate(configured, _words(choice, one), one.shortage)
 
 
 def _configured(

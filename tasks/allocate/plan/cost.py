@@ -227,13 +227,17 @@ class CostModel:
         data: DataSchema,
         now: datetime | None = None,
     ) -> None:
-        self.job, self.pool, self.estimate, self.data = job, pool, estimate, data
+        self.job, self.pool, self.estimate, self.data, self._now = job, pool, estimate, data, now
         self.z = relative_deviations(job.objective.confidence)
         """The job's confidence in standard deviations, in units of the 90 % interval's."""
         self.energy_price_per_j = pool.prices["energy"] / 3.6e6 if "energy" in pool.prices else None
         self._windows = {host.name: seconds_left(host.available, now) for host in pool.hosts}
         self._kinds: dict[object, Kind] = {}
         self._rented = any(name != "energy" for name in pool.prices)
+
+    def with_estimate(self, estimate: Estimate) -> CostModel:
+        """The same, by another estimate."""
+        return CostModel(self.job, self.pool, estimate, self.data, self._now)
 
     def kind(self, device: Device) -> Kind:
         """The device's kind. Raises BadInput if its curve or its powers are impossible."""

@@ -226,6 +226,11 @@ class Plan(Artefact):
     gap: float = Field(
         default=0.0, description="upper bound on how much better another can be, relative"
     )
+    layouts_gap: float | None = Field(
+        default=None,
+        description="upper bound on how much better any layout on any devices can be at this global "
+        "batch, relative, if layers take no less time in parts; None: layouts were not compared",
+    )
     searched: SearchedChoices | None = None
     currency: str | None = Field(default=None, description="of prices, cost and budget")
     window_s: float | None = Field(

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from command_line import run as run_command
 from finished_run import begin_run, finished_training
-from layout_cases import HEAVY, plan_and_estimate
+from layout_plans import HEAVY, plan_and_estimate
 
 
 def test_a_stored_runs_plan_is_drawn_with_a_timeline(tmp_path: Path) -> None:

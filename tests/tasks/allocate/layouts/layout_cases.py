@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import strategies as st
-from plans import DATA, curve
 
-from trainwright.estimator.curves import Affine, LayerCost
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import DenseProduct, LayerFacts
-from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage, Sync
-from trainwright.tasks.runs.artefacts.plan import Plan
-from trainwright.tasks.spec.job import Job
-from trainwright.tasks.spec.pool import Pool
 
 
 def dense_layer(name: str, inputs: int, outputs: int, *, bias: bool = True) -> LayerFacts:
@@ -42,59 +34,6 @@ def convolution(name: str, elements: int) -> LayerFacts:
 
 LOSS = LayerFacts(name="loss", kind="loss")
 ACTIVATION = LayerFacts(name="relu", kind="ReLU")
-HEAVY = [
-    convolution("conv", 5_000),
-    dense_layer("fc6", 4096, 4096),
-    dense_layer("fc7", 4096, 10),
-    LOSS,
-]
-"""A model: nearly all parameters are in one dense layer."""
-LIGHT = [convolution("conv", 500_000), dense_layer("fc", 16, 10), LOSS]
-"""A model: nearly all parameters are in a convolution."""
-
-
-def plan_and_estimate(
-    layers: list[LayerFacts],
-    network: str = "200Mbit",
-    hosts: int = 2,
-    **train: Any,
-) -> tuple[Plan, Estimate]:
-    """The plan of a model on hosts with one core each, for the least time."""
-    pool = Pool.model_validate(
-        {
-            "name": "p",
-            "network": {"bandwidth": network, "latency": "100us"},
-            "hosts": [
-                {
-                    "name": f"host-{number}",
-                    "address": f"10.0.0.{number + 1}",
-                    "devices": [{"type": "cpu", "cores": 1.0}],
-                }
-                for number in range(hosts)
-            ],
-        }
-    )
-    each = Affine(fixed=0.0, per_sample=1e-4)
-    costs = tuple(
-        LayerCost(name=one.name, forward=each, input_gradient=each, weight_gradient=each)
-        for one in layers
-    )
-    job = Job.model_validate(
-        {
-            "name": "j",
-            "data": {"uri": "builtin:digits"},
-            "objective": {"minimize": "time"},
-            "devices": {"min_count": hosts},
-            "train": {"global_batch_size": 64, **train},
-        }
-    )
-    estimate = Estimate(
-        mode="calibrated",
-        gradient_bytes=sum(one.parameter_bytes for one in layers),
-        curves=[curve(1.0).model_copy(update={"layers": costs})],
-        layers=layers,
-    )
-    return make_plan(job, pool, estimate, DATA), estimate
 
 
 def layout_of(

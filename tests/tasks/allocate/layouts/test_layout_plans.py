@@ -5,21 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from layout_cases import HEAVY, LIGHT, LOSS, convolution, dense_layer, plan_and_estimate
+from layout_cases import LOSS, convolution, dense_layer
+from layout_plans import HEAVY, LIGHT, plan, step_s
 
-from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.plan import Plan
-
-
-def plan(layers: list[LayerFacts], *options: Any, **train: Any) -> Plan:
-    return plan_and_estimate(layers, *options, **train)[0]
-
-
-def step_s(plan: Plan) -> float:
-    assert plan.predicted is not None
-    return plan.predicted.step_time_s.median
 
 
 def test_a_heavy_dense_layer_on_a_slow_network_is_not_summed() -> None:

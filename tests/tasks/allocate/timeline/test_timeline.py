@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_cases import HEAVY, LOSS, dense_layer, models_and_layouts, plan_and_estimate
+from layout_cases import LOSS, dense_layer, models_and_layouts
+from layout_plans import HEAVY, plan_and_estimate
 
 from trainwright.estimator.curves import Affine, DeviceCurve, LayerCost
 from trainwright.estimator.predict.communication import Link

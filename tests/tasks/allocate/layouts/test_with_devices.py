@@ -1,0 +1,112 @@
+"""Devices and layout are chosen together, within memory and the limits."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_cases import LOSS, convolution, dense_layer
+from layout_plans import HEAVY, plan, problem, step_s
+
+from trainwright.tasks.allocate.layouts.planning import laid_out
+from trainwright.tasks.allocate.layouts.with_devices import with_devices
+from trainwright.tasks.allocate.strategies import best
+from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.runs.artefacts.plan import Plan
+
+WIDE = [convolution("conv", 5_000), dense_layer("fc", 8192, 8192), LOSS]
+"""Its dense layer has 268 MB of parameters."""
+
+
+def peak_bytes(plan: Plan) -> list[float]:
+    return [one.peak_memory_bytes for one in plan.devices]
+
+
+def test_a_slow_network_lets_data_parallel_use_one_device_and_a_hybrid_several() -> None:
+    pool: dict[str, Any] = {"network": "1Gbit", "hosts": 4, "fewest": 1}
+    plain = plan(HEAVY, **pool, layout="data-parallel", global_batch_size=256)
+    chosen = plan(HEAVY, **pool, global_batch_size=256)
+    assert len(plain.devices) == 1
+    assert len(chosen.devices) > 1
+    assert chosen.strategy["name"] == "hybrid"
+    assert step_s(chosen) < 0.9 * step_s(plain)
+    assert chosen.layouts_gap is not None
+    assert 0 <= chosen.layouts_gap < 1
+
+
+def test_a_named_layout_gets_several_devices_even_if_one_would_be_faster() -> None:
+    assert len(plan(HEAVY, fewest=1).devices) == 1
+    assert len(plan(HEAVY, fewest=1, layout="sharded").devices) == 2
+
+
+@pytest.mark.parametrize("hosts", [3, 4])
+def test_rows_make_a_model_fit_that_no_device_holds(hosts: int) -> None:
+    with pytest.raises(Infeasible, match="memory binds"):
+        plan(WIDE, hosts=hosts, memory=9e8, fewest=1, layout="data-parallel")
+    chosen = plan(WIDE, hosts=hosts, memory=9e8, fewest=1)
+    assert chosen.layout is not None
+    assert chosen.layout.how("fc") == "rows"
+    assert max(peak_bytes(chosen)) <= 9e8
+    others = {one.layout: one for one in chosen.alternatives if one.layout != "hybrid"}
+    assert not others["data-parallel"].feasible
+    assert "too little memory: a" not in others["data-parallel"].reason
+    assert "GiB and has 0.838; most is for fc" in others["data-parallel"].reason
+
+
+def test_a_layout_beyond_the_memory_is_refused_with_layer_and_device() -> None:
+    with pytest.raises(Infeasible, match=r"train.layout: layout hybrid: .* most is for fc") as why:
+        plan(WIDE, memory=5e8, layout="sharded")
+    assert why.value.details["binding"] == "memory"
+
+
+def test_a_deadline_that_only_another_layout_meets_is_met() -> None:
+    wanted: dict[str, Any] = {"minimize": "time", "deadline": "40s"}
+    with pytest.raises(Infeasible, match="deadline"):
+        plan(HEAVY, objective=wanted, layout="data-parallel")
+    chosen = plan(HEAVY, objective=wanted)
+    assert chosen.not_exceeded is not None
+    assert chosen.not_exceeded.duration_s <= 40
+
+
+def test_a_named_layout_that_misses_the_deadline_says_what_it_needs() -> None:
+    wanted: dict[str, Any] = {"minimize": "time", "deadline": "20s"}
+    with pytest.raises(Infeasible, match="the nearest that was found with layout hybrid is") as why:
+        plan(HEAVY, objective=wanted, layout="sharded")
+    assert why.value.details["nearest_deadline_s"] > 20
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    inputs=st.sampled_from([64, 1024, 4096]),
+    cores=st.lists(st.sampled_from([0.5, 1.0]), min_size=2, max_size=4),
+    network=st.sampled_from(["50Mbit", "500Mbit", "10Gbit"]),
+    body=st.sampled_from([1_000, 1_000_000]),
+    goal=st.sampled_from(["time", "energy"]),
+)
+def test_no_devices_and_layout_are_better_than_the_plans_gap_says(
+    inputs: int, cores: list[float], network: str, body: int, goal: str
+) -> None:
+    layers = [convolution("conv", body), dense_layer("fc", inputs, inputs), LOSS]
+    asked = problem(
+        layers,
+        network,
+        len(cores),
+        tuple(cores),
+        fewest=1,
+        objective={"minimize": goal, "deadline": "10000s"},
+    )
+    plain = best(asked.request(64)).best
+    made = with_devices(asked, plain)
+    assert made is not None
+    assert made.gap is not None
+    chosen = made.laid.chosen.configuration
+    space = asked.request(64).space()
+    rooms = [range(group.count + 1) for group in asked.topology.groups]
+    for counts in itertools.product(*rooms):
+        for one, _ in space.configure(counts, 1, asked.goal, asked.limits):
+            other = laid_out(one, "auto", asked.goal, asked.limits).chosen.configuration
+            least = chosen.value(asked.goal) * (1 - made.gap)
+            assert other.value(asked.goal) >= least * (1 - 1e-6)
