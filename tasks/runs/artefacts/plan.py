@@ -228,8 +228,8 @@ class Plan(Artefact):
     )
     layouts_gap: float | None = Field(
         default=None,
-        description="upper bound on how much better any layout on any devices can be at this global "
-        "batch, relative, if layers take no less time in parts; None: layouts were not compared",
+        description="upper bound on how much better any layout on any devices can be at this "
+        "global batch, relative, if layers take no less time in parts; None: not compared",
     )
     searched: SearchedChoices | None = None
     currency: str | None = Field(default=None, description="of prices, cost and budget")
