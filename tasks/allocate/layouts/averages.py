@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout, micro_batches
+from trainwright.tasks.allocate.layouts.memory import MOMENTS
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Sync
@@ -40,8 +41,6 @@ _INTERVALS = (20, 25, 32, 40, 50, 64, 80, 100, 125, 160, 200, 250, 320, 400, 500
 _MOST_PLAYED = 10_000
 _EACH = 16
 """Up to this number of averaged layers, each number is tried."""
-_MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Tensors that an optimizer keeps for each parameter."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class AverageTimes:
     def of(spec: TrainSpec, rows: int, batch: int) -> AverageTimes:
         """Those of a job with this many training rows and this global batch."""
         epoch, policy = -(-rows // batch), spec.checkpoint
-        moments = _MOMENTS[spec.optimizer.name]
+        moments = MOMENTS[spec.optimizer.name]
         steps = epoch * spec.epochs
         return AverageTimes(epoch, policy.every_steps, steps, moments, policy.keep_best)
 
@@ -129,7 +128,8 @@ class _Averaged:
                 for one, with_average in zip(between.sent_bytes, whole.sent_bytes, strict=True)
             ],
         )
-        return SimulatedLayout(layout.model_copy(update={"average_every": every}), step)
+        found = layout.model_copy(update={"average_every": every})
+        return SimulatedLayout(found, step, self._choice.shortage(found))
 
     def alone(self, result: Configuration) -> Layout:
         """The layout in which every device trains alone, with its local steps."""

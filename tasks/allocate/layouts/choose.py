@@ -107,13 +107,17 @@ class LayoutChoice:
         found: list[float] = self._memory.needs(layout).tolist()
         return {device.id: need for (device, _), need in zip(self._devices, found, strict=True)}
 
+    def shortage(self, layout: Layout) -> Shortage | None:
+        """The device whose memory lacks most; None if the layout fits on all."""
+        return self._memory.shortage(layout)
+
     def with_syncs(self, syncs: Mapping[str, Sync]) -> SimulatedLayout:
         """The layout in which these layers are not summed, simulated once."""
         key = frozenset(syncs.items())
         if key not in self._simulated:
             layout = self.layout(syncs)
-            shortage = self._memory.shortage(layout)
-            self._simulated[key] = SimulatedLayout(layout, self._simulate(layout), shortage)
+            step = self._simulate(layout)
+            self._simulated[key] = SimulatedLayout(layout, step, self.shortage(layout))
         return self._simulated[key]
 
     def simulated(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:

@@ -21,12 +21,13 @@ from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.spec.train_spec import Optimizer
 
 _INDEX_BYTES = 8
-_MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Tensors that an optimizer keeps for each parameter."""
 
 
 def state_tensors(optimizer: Optimizer) -> int:
     """Tensors of a parameter's size that a rank holds: itself, gradient, optimizer's state."""
-    return 2 + _MOMENTS[optimizer.name]
+    return 2 + MOMENTS[optimizer.name]
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ class LayoutMemory:
     def _by_layer(self, layout: Layout) -> dict[str, Any]:
         """Bytes of each device by layer, beyond data parallel: numpy arrays."""
         found = {}
-        for name in layout.sync:
-            layer, how = self._layers[name], layout.how(name)
+        for name, layer in self._layers.items():
+            how = layout.how(name)
             if how == "average":
                 copies = 1 + (layout.outer != "none")
                 found[name] = copies * layer.parameter_bytes + 0 * self._samples
