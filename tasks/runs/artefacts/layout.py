@@ -76,6 +76,12 @@ class Layout(Value):
     factor_type: Literal["fp32", "bf16"] = Field(
         default="fp32", description="the type in which factors are sent"
     )
+    resend_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="devices take the first one's copy of late-multiplied layers every so many "
+        "steps, since unlike processors round differently; None: the devices are alike",
+    )
 
     @property
     def devices(self) -> list[str]:

@@ -112,6 +112,11 @@ class LayoutWork:
             for name, parameter in one.parameters.items():
                 yield name, parameter, one
 
+    @property
+    def late_parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters whose gradients every rank multiplies itself."""
+        return [parameter for late in self._late for parameter in late.parameters]
+
     def parts(self) -> tuple[list[torch.nn.Parameter], float]:
         """The parameters whose gradients differ between ranks, and their |g|² over all ranks.
 

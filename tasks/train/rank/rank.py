@@ -109,6 +109,7 @@ class Rank(Replica):
         self._scales = self.spec.precision == "amp" and "fp16" in halves  # on all ranks alike
         self.loss_scale = LossScale()
         layout = request.plan.layout
+        self._resend_every = layout.resend_every if layout is not None else None
         self._gradients = GradientSum(
             self._layout.summed,
             self.collective,
@@ -206,6 +207,8 @@ class Rank(Replica):
             self._emulated.begin(self.rest_s)
         self._seed(step)
         self.collective.step = step
+        if self._resend_every and step and step % self._resend_every == 0:
+            self.resend()
         self._batch_size = size = places[1] - places[0]
         self._step, self._first_place = step, places[0] - begin
         self._before_step = [

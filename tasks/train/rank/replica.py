@@ -265,6 +265,20 @@ class Replica:
             state += [one for _, one in sorted(self.averaging.velocities.items())]
         take_from_first(self.collective, state, "state", source)
 
+    def resend(self) -> None:
+        """Copy late-multiplied layers and their optimizer state from the first rank to all.
+
+        Every rank multiplies their gradients itself, and unlike processors round differently.
+        """
+        late = self._layout.late_parameters
+        moments = [
+            value
+            for parameter in late
+            for _, value in sorted(self.optimizer.state.get(parameter, {}).items())
+            if isinstance(value, torch.Tensor) and value.dim()
+        ]
+        take_from_first(self.collective, [*late, *moments], "resend")
+
     def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
         """Allocate an optimizer state to receive another rank's.
 

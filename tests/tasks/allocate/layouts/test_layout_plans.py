@@ -217,3 +217,13 @@ def test_the_jobs_interval_local_batch_and_outer_step_are_in_the_layout() -> Non
     mixed = plan(HEAVY, layout={"name": "mixed", "average_every": 32, "outer": "block-momentum"})
     assert mixed.layout is not None
     assert (mixed.layout.average_every, mixed.layout.outer) == (32, "block-momentum")
+
+
+def test_unlike_processors_get_copies_of_late_multiplied_layers_again() -> None:
+    apart = plan(HEAVY, layout="late-multiply").layout
+    assert apart is not None
+    assert apart.resend_every is not None
+    assert apart.resend_every >= 100
+    sharded = plan(HEAVY, layout="sharded").layout
+    assert sharded is not None
+    assert sharded.resend_every is None

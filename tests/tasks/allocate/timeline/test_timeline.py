@@ -165,7 +165,8 @@ def test_a_stored_plan_gives_the_step_that_was_predicted() -> None:
     assert plan.predicted is not None
     assert plain.predicted is not None
     ratio = plan.predicted.step_time_s.median / plain.predicted.step_time_s.median
-    assert simulated.step.step_s / before.step.step_s == pytest.approx(ratio)
+    # Sending copies again, every so many steps, takes at most 1 % of the mean step.
+    assert 1 <= ratio / (simulated.step.step_s / before.step.step_s) <= 1.01
 
 
 def test_without_the_layers_costs_or_the_links_there_is_no_timeline() -> None:

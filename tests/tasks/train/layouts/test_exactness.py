@@ -65,3 +65,25 @@ def test_masks_of_dropout_are_those_of_one_process(tmp_path: Path, layout: str) 
     )
     found = train_in_threads(with_layout(asked, **LAYOUTS[layout]), tmp_path / "store", state)
     assert relative_difference(found[0], alone(asked)) <= BOUNDS["fp64"]
+
+
+def test_copies_that_drifted_apart_are_sent_again(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path, [30, 20, 10], validation_fraction=1100 / 1797, optimizer={"name": "adamw"}
+    )
+
+    def drift(rank: Rank, step: int) -> None:
+        if step == 4 and rank.number == 1:  # as if its processor rounded differently
+            with torch.no_grad():
+                rank.model.get_parameter("out.weight").mul_(1 + 1e-6)
+
+    def after(resend_every: int | None) -> list[dict[str, torch.Tensor]]:
+        late = with_layout(asked, {"out": "factors"}, resend_every=resend_every)
+        folder = tmp_path / str(resend_every)
+        return train_in_threads(late, folder, state, most_steps=6, before=drift)
+
+    first, drifted, _ = after(None)
+    assert not torch.equal(first["out.weight"], drifted["out.weight"])
+    first, *others = after(5)
+    for one in others:
+        assert all(torch.equal(one[name], value) for name, value in first.items())
