@@ -26,8 +26,8 @@ from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
 from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
+from trainwright.tasks.allocate.layout_search import JointChoice, with_devices
 from trainwright.tasks.allocate.layouts.choose import links_between
-from trainwright.tasks.allocate.layouts.with_devices import JointChoice, with_devices
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
 from trainwright.tasks.allocate.plan.cost import CostModel

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from layout_cases import LOSS, convolution, dense_layer
 from layout_plans import HEAVY, plan, problem, step_s
 
+from trainwright.tasks.allocate.layout_search import with_devices
 from trainwright.tasks.allocate.layouts.planning import laid_out
-from trainwright.tasks.allocate.layouts.with_devices import with_devices
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts.plan import Plan
