@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from trainwright.tasks.allocate.layouts.planning import Candidate
+from trainwright.tasks.allocate.layouts.planning import LayoutCandidate
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
 from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_name
@@ -48,11 +48,11 @@ def alternatives(
 
 
 def other_layouts(
-    problem: PlanningProblem, others: Sequence[Candidate], best: Configuration
+    problem: PlanningProblem, others: Sequence[LayoutCandidate], best: Configuration
 ) -> list[Alternative]:
     """The plan's devices with other layouts, each with its words; best first."""
 
-    def key(one: Candidate) -> tuple[float, float, float]:
+    def key(one: LayoutCandidate) -> tuple[float, float, float]:
         return (*one.misses(problem.limits), one.configuration.value(problem.goal))
 
     found = []

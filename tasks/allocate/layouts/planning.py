@@ -26,7 +26,7 @@ _EVERYWHERE: dict[str, Sync] = {"late-multiply": "factors", "sharded": "rows"}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class LayoutCandidate:
     """A layout with its configuration, and whether the devices' memory holds it."""
 
     configuration: Configuration
@@ -45,8 +45,8 @@ class Candidate:
 class LaidOut:
     """The chosen layout on some devices, and the others that were compared."""
 
-    chosen: Candidate
-    others: list[Candidate] = field(default_factory=list)
+    chosen: LayoutCandidate
+    others: list[LayoutCandidate] = field(default_factory=list)
     rule: str | None = None
     """why it was chosen"""
     by_layer: list[LayerGroup] = field(default_factory=list)
@@ -74,12 +74,12 @@ def laid_out(
     if not choice.possible:
         if given and not plain_is_given:
             _refuse_alone(result, wanted)
-        return LaidOut(Candidate(result))
+        return LaidOut(LayoutCandidate(result))
     base = choice.with_syncs({})
     if (plain_is_given or not given) and base.shortage is None and not choice.is_compared:
         words = in_words(base.layout, choice.layers, 0.0, 0.0)
         rule = _GIVEN if given else choice.why_not_compared
-        return LaidOut(Candidate(replace(result, layout=base.layout), words), rule=rule)
+        return LaidOut(LayoutCandidate(replace(result, layout=base.layout), words), rule=rule)
     everything = [_candidate(choice, result, one) for one in choice.candidates()]
     if given:
         asked = (
@@ -99,7 +99,9 @@ def laid_out(
 _GIVEN = "as train.layout says"
 
 
-def _least(everything: Sequence[Candidate], goal: Goal, limits: Limits) -> tuple[Candidate, str]:
+def _least(
+    everything: Sequence[LayoutCandidate], goal: Goal, limits: Limits
+) -> tuple[LayoutCandidate, str]:
     """The best candidate and why; data parallel unless another is clearly better or it can't be."""
     plain, count = everything[0], len(everything)
     chosen = min(everything, key=lambda one: (*one.misses(limits), one.configuration.value(goal)))
@@ -188,9 +190,11 @@ def _refuse_alone(result: Configuration, wanted: LayoutSpec | str) -> None:
     raise BadInput(f"{_asked(wanted)}; {why}")
 
 
-def _candidate(choice: LayoutChoice, result: Configuration, one: SimulatedLayout) -> Candidate:
+def _candidate(
+    choice: LayoutChoice, result: Configuration, one: SimulatedLayout
+) -> LayoutCandidate:
     configured = _configured(result, choice.with_syncs({}), one)
-    return Candidate(configured, _words(choice, one), one.shortage)
+    return LayoutCandidate(configured, _words(choice, one), one.shortage)
 
 
 def _configured(
