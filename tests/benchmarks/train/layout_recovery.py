@@ -1,13 +1,15 @@
 """How training recovers from killed ranks, in each layout.
 
     python tests/benchmarks/train/layout_recovery.py [LAYOUT ...] [--kills 10] [--seed N]
-        [--seeds 3] [--backend torch] [--between 3 8] [--most-s 60]
+        [--seeds 3] [--backend torch] [--between 3 8] [--at-once 1] [--stop-after S] [--most-s 60]
 
 For each layout, a job with this `train.layout` is planned on three emulated devices (speeds 2:1:1)
 and trained. Random ranks are killed by SIGKILL, some seconds apart, at any point of a step, of an
-evaluation, or while a group forms. Printed for each kill: the seconds until two steps are finished
-again (one may have been almost finished at the kill), and the finished steps that were lost. A
-training that finishes no step for `--most-s` seconds counts as hanging, and is stopped.
+evaluation, or while a group forms; `--at-once 2` kills two each time. With `--stop-after`, they are
+stopped by SIGSTOP instead, and the job's stall timeout is this many seconds. Printed for each kill:
+the seconds until two steps are finished again (one may have been almost finished at the kill), and
+the finished steps that were lost. A training that finishes no step for `--most-s` seconds counts as
+hanging, and is stopped.
 
 At the end, for each layout: median and worst of both, and the accuracy on held-out rows beside that
 of undisturbed trainings of the same plan with `--seeds` seeds, the first of which is the same.
@@ -135,6 +137,7 @@ def request_of(folder: Path, layout: str, epochs: int, given: argparse.Namespace
                 "backend": given.backend,
                 "adaptive_split": False,
                 "checkpoint": {"every_steps": EVERY, "keep_best": False},
+                "faults": {"stall_timeout": f"{given.stop_after:g}s"} if given.stop_after else {},
                 "seed": given.seed,
             },
         }
@@ -160,6 +163,7 @@ def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
     """Train with kills."""
     draw, found, stop = random.Random(given.seed), Outcome(), threading.Event()
     watch = StepWatch(Path(asked.work_folder).parent)
+    how = signal.SIGSTOP if given.stop_after else signal.SIGKILL
 
     def kill_ranks() -> None:
         wait_for(lambda: watch.step >= 10, watch)
@@ -168,9 +172,10 @@ def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
             alive = sorted(one for one, there in watch.loaded.items() if there)
             if watch.over.is_set() or not alive:
                 return
-            victim = draw.choice(alive)
+            victims = draw.sample(alive, min(given.at_once, len(alive)))
             now, step = time.monotonic(), watch.step
-            os.kill(watch.pids[victim], signal.SIGKILL)
+            for victim in victims:
+                os.kill(watch.pids[victim], how)
             wait_for(
                 lambda now=now: (
                     len(watch.finished_since(now)) >= 2 or time.monotonic() > now + given.most_s
@@ -180,13 +185,13 @@ def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
             finished = watch.finished_since(now)
             if len(finished) < 2:
                 if not watch.over.is_set():
-                    print(f"kill {number + 1}: rank {victim}: hangs", flush=True)
+                    print(f"kill {number + 1}: ranks {victims}: hangs", flush=True)
                     stop.set()
                 return
             found.recovered_s.append(finished[1] - now)
             found.lost.append(watch.lost_since(now, step))
             print(
-                f"kill {number + 1}: rank {victim} of {len(alive)} loaded at step {step}: "
+                f"kill {number + 1}: ranks {victims} of {len(alive)} loaded at step {step}: "
                 f"{found.recovered_s[-1]:.2f} s, {found.lost[-1]} steps lost",
                 flush=True,
             )
@@ -262,6 +267,8 @@ def main() -> None:
         default=[3.0, 8.0],
         help="seconds from a recovery to the next kill",
     )
+    parser.add_argument("--at-once", type=int, default=1, help="ranks killed each time")
+    parser.add_argument("--stop-after", type=float, metavar="S", help="SIGSTOP; stall timeout")
     parser.add_argument("--most-s", type=float, default=60.0, help="counts as hanging")
     given = parser.parse_args()
     layouts = given.layouts or list(LAYOUTS)
