@@ -25,11 +25,13 @@ class TrainingCapacity:
 
         `predicted` is the largest batch that the plan's memory curve puts within the device's
         memory. The shortage proves the curve wrong, so the limit is at most half of the batch that
-        failed, or a batch that the device has finished a step with.
+        failed, or a smaller batch that the device has finished a step with. If it has finished one
+        with the batch that failed, other things take memory now, and it proves nothing.
         """
         half = shortage.batch_size // 2
         guess = half if predicted is None else min(predicted, half)
-        self.limits[number] = min(shortage.batch_size - 1, max(guess, shortage.fits))
+        fits = shortage.fits if shortage.fits < shortage.batch_size else 0
+        self.limits[number] = max(guess, fits)
         return self.limits[number]
 
     def usable(self, numbers: Collection[int]) -> list[int]:

@@ -6,6 +6,7 @@ make the result equal to that of one process on the joint batch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -185,6 +186,7 @@ class Rank(Replica):
             for module, name, value in self._before_step:
                 module._buffers[name].copy_(value)  # type: ignore[union-attr]
         self._before_step = self.computing_since = None
+        keyed_dropout.end_pass()
         if self._emulated is not None:
             self._emulated.stop()
         self._gradients.begin()
@@ -219,7 +221,7 @@ class Rank(Replica):
         loss_scale = self.loss_scale.value if self._scales else 1.0
         self._gradients.loss_scale = self._layout.loss_scale = loss_scale
         self._layout.share = size / total
-        try:
+        with self._within_memory():
             following = self._following(len(order), begin + total)
             self._loaded = self.loader.batch(order, places, following)
             parts = self._micro_batches(size, total)
@@ -231,12 +233,6 @@ class Rank(Replica):
                 keyed_dropout.end_pass()
                 passes = 1 + self._measure_alone(parts, step)
             keyed_dropout.end_pass()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"a batch of {size} does not fit into memory", batch_size=size
-            ) from None
         if self._emulated is not None:
             self._emulated.end_passes(passes * size)
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
@@ -265,7 +261,8 @@ class Rank(Replica):
         os.sched_yield()
         self._gradients.finish(summed[len(scalars) : len(head)])
         began_s = self._own_clock_s()
-        self._layout.finish()
+        with self._within_memory():  # of the factors of all ranks
+            self._layout.finish()
         if self._emulated is not None:
             self._emulated.settle()
         self._late_s = self._own_clock_s() - began_s
@@ -284,6 +281,19 @@ class Rank(Replica):
             self.noise_scale.ranks, self._joint_square, self._rows_square = 0, 0.0, 0.0
         self.computing_since = None
         return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own)
+
+    @contextlib.contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Raise OutOfMemory if memory for the rank's share of the batch runs out inside."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            size = self._batch_size
+            raise OutOfMemory(
+                f"a batch of {size} does not fit into memory", batch_size=size
+            ) from None
 
     @property
     def figures_of_all(self) -> list[RankFigures]:

@@ -126,15 +126,20 @@ class ThreadRanks:
         self.members, self._generation = list(members), self._generation + 1
         generation = self._generation
 
-        def enter(one: ThreadRank) -> bool:
+        return self.succeed(lambda one: one.join(self.folder, generation, members))
+
+    def succeed(self, act: Callable[[ThreadRank], Any]) -> list[bool]:
+        """Let every member act. Those that lose a peer leave their group; which have not?"""
+
+        def tried(one: ThreadRank) -> bool:
             try:
-                one.join(self.folder, generation, members)
+                act(one)
             except PeersLost:
                 one.out()
                 return False
             return True
 
-        return self.each(enter)
+        return self.each(tried)
 
     def each(self, act: Callable[[ThreadRank], Any]) -> list[Any]:
         """Let every member of the group act, and return the results in their order."""

@@ -140,6 +140,20 @@ def test_a_rank_has_no_state_before_it_has_received_all_of_it(
     assert_as_undisturbed(asked, ranks)
 
 
+def test_a_rank_lost_while_rows_are_put_together_for_a_checkpoint_changes_nothing(
+    made: Made,
+) -> None:
+    asked, ranks = made(SHARDED)
+    ranks.group(0, 1, 2)
+    ranks.steps(7)
+    ranks.all[2].peers.breaks_at = "whole"
+    saved = ranks.succeed(lambda one: one.rank.whole_state())
+    assert saved == [False, False, False]
+    ranks.group(0, 1, 2)
+    assert not ranks.asked_for("back")
+    assert_as_undisturbed(asked, ranks)
+
+
 def test_ranks_without_a_checkpoint_s_state_do_not_count_as_at_step_0(made: Made) -> None:
     _, ranks = made(SHARDED)
     ranks.all[0].peers.breaks_at = "state"

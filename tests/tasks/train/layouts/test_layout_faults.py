@@ -14,7 +14,7 @@ from training_case import SLOW, alone, pids, request, when_checkpoint
 from trainwright.tasks.train import TrainRequest, train
 
 FAULTY = """
-import pathlib, torch
+import os, pathlib, torch
 
 class Net(torch.nn.Module):
     def __init__(self, what, mark):
@@ -34,7 +34,23 @@ class Net(torch.nn.Module):
         return scores
 
 def build_model(what, mark):
-    return Net(what, mark)
+    net = Net(what, mark)
+    if what == "factors" and os.environ.get("HOROVOD_RANK") == "0":
+        out_of_memory_once(net)
+    return net
+
+def out_of_memory_once(net):
+    from trainwright.tasks.train.layouts import late_multiply
+
+    multiply = late_multiply.multiply
+
+    def fails(*factors):
+        if net.calls == 8 and not net.mark.exists():
+            net.mark.touch()
+            raise MemoryError
+        return multiply(*factors)
+
+    late_multiply.multiply = fails
 """
 LAYOUTS: dict[str, dict[str, Any]] = {
     "late-multiply": {"sync": {"hidden": "factors", "out": "factors"}},
@@ -68,11 +84,8 @@ def loss_alone(asked: TrainRequest) -> float:
     return metrics[-1]["loss"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_rank_out_of_memory_gets_a_smaller_batch_and_no_step_is_lost(
-    tmp_path: Path, layout: str
-) -> None:
-    asked = faulty(tmp_path, "memory", layout)
+def test_a_rank_out_of_memory_gets_a_smaller_batch_and_no_step_is_lost(tmp_path: Path) -> None:
+    asked = faulty(tmp_path, "memory", "sharded")
     result = train(asked)
     (changed,) = result.split_events
     assert "rank 0 (here/0) ran out of memory with a batch of 50" in changed.reason
@@ -81,11 +94,22 @@ def test_a_rank_out_of_memory_gets_a_smaller_batch_and_no_step_is_lost(
     assert result.metrics["loss"] == pytest.approx(loss_alone(asked), rel=1e-4)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_after_a_loss_that_is_not_a_number_all_rows_come_from_the_checkpoint(
-    tmp_path: Path, layout: str
+def test_a_rank_out_of_memory_for_the_factors_of_all_takes_the_step_from_the_others(
+    tmp_path: Path,
 ) -> None:
-    asked = faulty(tmp_path, "nan", layout)
+    asked = faulty(tmp_path, "factors", "late-multiply")
+    result = train(asked)
+    (changed,) = result.split_events
+    assert "rank 0 (here/0) ran out of memory with a batch of 50" in changed.reason
+    assert (changed.step, changed.batch_sizes) == (8, [25, 35])
+    assert result.steps == 24
+    assert result.metrics["loss"] == pytest.approx(loss_alone(asked), rel=1e-4)
+
+
+def test_after_a_loss_that_is_not_a_number_all_rows_come_from_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    asked = faulty(tmp_path, "nan", "sharded")
     result = train(asked)
     (changed,) = result.split_events
     assert changed.step == 5

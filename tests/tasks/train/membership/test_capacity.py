@@ -26,6 +26,7 @@ def test_a_limit_is_a_batch_that_fitted_or_the_plans_prediction_but_at_most_half
     assert capacity.limit(0, MemoryShortage(64), 20) == 20
     assert capacity.limit(0, MemoryShortage(64), 60) == 32
     assert capacity.limit(0, MemoryShortage(64, fits=50), 20) == 50
+    assert capacity.limit(0, MemoryShortage(64, fits=64), None) == 32
 
 
 def test_a_shortage_names_its_cause() -> None:
