@@ -5,7 +5,8 @@
 
 For each layout, a job with this `train.layout` is planned on three emulated devices (speeds 2:1:1)
 and trained. Random ranks are killed by SIGKILL, some seconds apart, at any point of a step, of an
-evaluation, or while a group forms; `--at-once 2` kills two each time. With `--stop-after`, they are
+evaluation, or while a group forms; `--at-once 2` kills two each time. One rank at least is left; if
+none were, the time would be that of loading a process. With `--stop-after`, they are
 stopped by SIGSTOP instead, and the job's stall timeout is this many seconds. Printed for each kill:
 the seconds until two steps are finished again (one may have been almost finished at the kill), and
 the finished steps that were lost. A training that finishes no step for `--most-s` seconds counts as
@@ -165,14 +166,18 @@ def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
     watch = StepWatch(Path(asked.work_folder).parent)
     how = signal.SIGSTOP if given.stop_after else signal.SIGKILL
 
+    def loaded() -> list[int]:
+        return sorted(one for one, there in list(watch.loaded.items()) if there)
+
     def kill_ranks() -> None:
         wait_for(lambda: watch.step >= 10, watch)
         for number in range(given.kills):
             watch.over.wait(draw.uniform(*given.between))
-            alive = sorted(one for one, there in watch.loaded.items() if there)
-            if watch.over.is_set() or not alive:
+            wait_for(lambda: len(loaded()) > given.at_once, watch)
+            alive = loaded()
+            if watch.over.is_set():
                 return
-            victims = draw.sample(alive, min(given.at_once, len(alive)))
+            victims = draw.sample(alive, given.at_once)
             now, step = time.monotonic(), watch.step
             for victim in victims:
                 os.kill(watch.pids[victim], how)
