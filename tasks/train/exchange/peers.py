@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import torch  # noqa: TID253 - only ranks import this
@@ -25,6 +24,7 @@ from trainwright.tasks.train.exchange.collective import (
     torchrun_store,
 )
 from trainwright.tasks.train.exchange.host_name import own_address
+from trainwright.tasks.train.exchange.meeting_threads import MeetingThreads
 from trainwright.tasks.train.exchange.rendezvous import horovod_environment
 from trainwright.tasks.train.exchange.transfers import Handle, Transfers
 from trainwright.tasks.train.worker_group import WorkerGroup
@@ -51,10 +51,9 @@ class Peers:
         """the process's sockets before it joined the group; None outside a group"""
         self._opened: set[int] | None = None
         """the group's sockets; None while it is joining"""
-        # The libraries start their threads from this thread, so these inherit its CPU limits: it
-        # is outside the rank's CPU share.
-        self._starter = ThreadPoolExecutor(1)
-        self._starter.submit(int).result()
+        # The libraries start their threads from these, so they inherit their CPU limits: they are
+        # outside the rank's CPU share.
+        self._starters = MeetingThreads(4)
         self.rank, self.size, self.wait_s = 0, 1, 0.0
         self.step = 0
         """the step of the messages that are sent now"""
@@ -63,17 +62,35 @@ class Peers:
         self.waited_until = 0.0
         """when the last wait ended (time.monotonic)"""
 
-    def join(self, workers: WorkerGroup, number: int) -> None:
-        """Connect to the other members. Raises PeersLost if one of them does not connect."""
+    def join(
+        self,
+        workers: WorkerGroup,
+        number: int,
+        is_aborted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Connect to the other members.
+
+        Raises PeersLost if one of them does not connect, or the launcher aborts the group.
+        """
         place, count = workers.members.index(number), len(workers.members)
         if count > 1:
             with self._lock:
                 self._before, self._opened = _sockets(), None
             self._group = self._wait(
-                lambda: self._starter.submit(self._meet, workers, number).result()
+                lambda: self._starters.run(
+                    lambda: self._meet(workers, number),
+                    is_aborted if self._backend == "torch" else _never,  # Horovod has one state
+                    lambda group: group.shutdown(),
+                )
             )
             if workers.transfers:
-                self._transfers = self._wait(lambda: self._connect(workers, place, count))
+                self._transfers = self._wait(
+                    lambda: self._starters.run(
+                        lambda: self._connect(workers, place, count),
+                        is_aborted,
+                        lambda transfers: transfers.close(),
+                    )
+                )
             with self._lock:
                 self._opened = _sockets() - self._before
         self.rank, self.size = place, count
@@ -106,7 +123,7 @@ class Peers:
         group, self._group = self._group, None
         self.rank, self.size = 0, 1
         if group is not None:
-            self._wait(lambda: self._starter.submit(group.shutdown).result())
+            self._wait(lambda: self._starters.run(group.shutdown))
         with self._lock:
             self._before = self._opened = None
 
@@ -194,6 +211,10 @@ class Peers:
     def shutdown(self) -> None:
         """Leave the worker group."""
         self.leave()
+
+
+def _never() -> bool:
+    return False
 
 
 def _require_summed(tensor: torch.Tensor, name: str) -> None:

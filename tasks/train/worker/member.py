@@ -144,7 +144,11 @@ def _take_part(training: Training, peers: Peers, channel: Channel, order: Order)
         group, report = WorkerGroup.model_validate(message), {}
         rank.leave_asked = lambda generation=group.generation: channel.leave_asked == generation  # type: ignore[misc]
         try:
-            peers.join(group, rank.number)
+            peers.join(
+                group,
+                rank.number,
+                lambda generation=group.generation: channel.abort_asked == generation,  # type: ignore[misc]
+            )
             channel.send("joined")
             if order.mode == "train":
                 done = training.take_part(group)
