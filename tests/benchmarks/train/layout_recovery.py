@@ -279,7 +279,7 @@ def main() -> None:
     layouts = given.layouts or list(LAYOUTS)
     if unknown := set(layouts) - set(LAYOUTS):
         parser.error(f"LAYOUT: got {min(unknown)}; allowed: {', '.join(LAYOUTS)}")
-    cycle_s = statistics.mean(given.between) + 1.5
+    cycle_s = statistics.mean(given.between) + 6.0  # and the time of loading
     epochs = round(cycle_s * (given.kills + 1) / STEP_S * BATCH / TRAIN_ROWS)
     for layout in layouts:
         with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
