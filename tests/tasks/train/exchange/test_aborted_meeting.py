@@ -60,7 +60,11 @@ def test_a_late_connection_of_an_aborted_group_is_closed(tmp_path: Path) -> None
         first.join(group(tmp_path, 1, [0, 1]), 0, lambda: True)
     first.leave()
     # The other member comes after that: it meets the thread that was left behind.
-    with pytest.raises(PeersLost):
+
+    def join_and_sum() -> None:
         second.join(group(tmp_path, 1, [0, 1]).model_copy(update={"transfers": ""}), 1)
         second.sum_(torch.ones(1), "sum")
+
+    with pytest.raises(PeersLost):
+        join_and_sum()
     second.leave()
