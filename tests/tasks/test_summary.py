@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command_line import run as command
 from finished_run import begin_run, finished_training, write_checkpoints, write_outcome
-from layout_cases import HEAVY, plan_and_estimate
+from layout_plans import HEAVY, plan_and_estimate
 from recommended_model import recommendation
 
 from trainwright.estimator.curves import Interval

@@ -11,7 +11,7 @@ from typing import Any
 import doors
 import pytest
 from finished_run import finished_training
-from layout_cases import HEAVY, plan_and_estimate
+from layout_plans import HEAVY, plan_and_estimate
 from train.training_case import planned
 
 from trainwright.operators.triggers import DevicesTrigger

@@ -12,7 +12,7 @@ import doors
 import httpx
 import pytest
 from finished_run import begin_run, finished_training, write_export, write_metrics
-from layout_cases import HEAVY, plan_and_estimate
+from layout_plans import HEAVY, plan_and_estimate
 from serving import READ, RUN, client, serving
 
 from trainwright.tasks.runs.listing import RunRow
