@@ -119,7 +119,10 @@ class _Averaged:
         between, whole = (self._choice.simulated(layout, averages=one) for one in (False, True))
         average_s = whole.step_s - between.step_s
         every = self._spec.average_every or interval(self._times, between.step_s, average_s)
+        layout = layout.model_copy(update={"average_every": every})
         averages, sent = self._times.in_a_step(every)
+        if not layout.averages:  # gradients are summed instead, and moments are equal
+            sent = averages
         step = replace(
             whole,
             step_s=between.step_s + averages * average_s,
@@ -128,8 +131,7 @@ class _Averaged:
                 for one, with_average in zip(between.sent_bytes, whole.sent_bytes, strict=True)
             ],
         )
-        found = layout.model_copy(update={"average_every": every})
-        return SimulatedLayout(found, step, self._choice.shortage(found))
+        return SimulatedLayout(layout, step, self._choice.shortage(layout))
 
     def alone(self, result: Configuration) -> Layout:
         """The layout in which every device trains alone, with its local steps."""

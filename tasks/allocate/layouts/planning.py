@@ -80,7 +80,8 @@ def laid_out(
         words = in_words(base.layout, choice.layers, 0.0, 0.0)
         rule = _GIVEN if given else choice.why_not_compared
         return LaidOut(LayoutCandidate(replace(result, layout=base.layout), words), rule=rule)
-    everything = [_candidate(choice, result, one) for one in choice.candidates()]
+    compared = choice.candidates() if averages is None or choice.is_compared else [base]
+    everything = [_candidate(choice, result, one) for one in compared]
     if given:
         asked = (
             _wanted(choice, wanted, spec) if averages is None else averaged(result, choice, spec)
