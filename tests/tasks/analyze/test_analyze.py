@@ -22,7 +22,8 @@ from finished_run import (
     write_metrics,
     write_outcome,
 )
-from layout_cases import HEAVY, LOSS, dense_layer, plan_and_estimate
+from layout_cases import LOSS, dense_layer
+from layout_plans import HEAVY, plan_and_estimate
 from recommended_model import recommendation
 from typer.testing import CliRunner
 

@@ -23,7 +23,8 @@ from finished_run import (
     write_metrics,
     write_outcome,
 )
-from layout_cases import HEAVY, dense_layer, plan_and_estimate
+from layout_cases import dense_layer
+from layout_plans import HEAVY, plan_and_estimate
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from small_jobs import write_table
 
