@@ -48,7 +48,9 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
         problem, plain = _of_several(problem, plain)
     eased = None
     if named or len(problem.devices) <= MOST_DEVICES:
-        eased = relaxed(problem, _permitted(wanted), on_one_machine=named)
+        averages = problem.job.train.averages is not None
+        permitted: tuple[Sync, ...] = ("average",) if averages else _permitted(wanted)
+        eased = relaxed(problem, permitted, on_one_machine=named)
     starts = [] if plain is None else [plain]
     if eased is not None:
         starts += _promising(problem, eased, plain)

@@ -110,3 +110,16 @@ def test_no_devices_and_layout_are_better_than_the_plans_gap_says(
             other = laid_out(one, "auto", asked.goal, asked.limits).chosen.configuration
             least = chosen.value(asked.goal) * (1 - made.gap)
             assert other.value(asked.goal) >= least * (1 - 1e-6)
+
+
+def test_averages_let_all_devices_of_a_slow_network_be_used() -> None:
+    convolutions = [convolution("conv1", 1_000_000), convolution("conv2", 1_000_000), LOSS]
+    pool: dict[str, Any] = {"network": "1Gbit", "hosts": 4, "fewest": 1, "global_batch_size": 64}
+    pool["epochs"] = 200
+    plain = plan(convolutions, **pool)
+    assert len(plain.devices) == 1
+    averaged = plan(convolutions, **pool, layout="averaging")
+    assert len(averaged.devices) == 4
+    assert step_s(averaged) < step_s(plain) / 2
+    mixed = plan(convolutions, **pool, layout="mixed")
+    assert (len(mixed.devices), mixed.strategy["name"]) == (2, "mixed")
