@@ -17,6 +17,7 @@ from trainwright.estimator.curves import (
     DeviceCurve,
     Knots,
     LayerCost,
+    LayerSeconds,
     Mode,
     line_above,
     line_through,
@@ -59,14 +60,17 @@ def predict_curve(
     speed: float | None = None,
     power_w: tuple[float, float] | None = None,
     batch_size: int | None = None,
+    by_layer: bool | None = None,
 ) -> DeviceCurve:
     """The cost of a structure's training step on a device, at batch sizes around the traced one.
 
-    With `batch_size` it is computed only at that size and its double, which is faster. `cores` is
-    for CPUs. With fewer cores than the calibration's threads, a step takes threads / cores times as
-    long as measured; with more it takes the same time, because the number of threads is whole.
-    `power_w` is (idle, load) and overrides measured power and the datasheet; its uncertainty is
-    that of the datasheet.
+    With `batch_size` it is computed only at that size and its double, which is faster, and not by
+    layer unless `by_layer` says so.
+
+    `cores` is for CPUs. With fewer cores than the calibration's threads, a step takes threads /
+    cores times as long as measured; with more it takes the same time, because the number of threads
+    is whole. `power_w` is (idle, load) and overrides measured power and the datasheet; its
+    uncertainty is that of the datasheet.
 
     A structure and a calibration of different versions of torch give a wider interval and a note.
     Raises BadInput for a structure without operations.
@@ -107,7 +111,7 @@ def predict_curve(
         mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
         times = [sum(_roofline(structure, device, size)) / cores_used(cores) for size in sizes]
     layers: tuple[tuple[LayerCost, ...], Affine] = ((), Affine(fixed=0.0, per_sample=0.0))
-    if structure.layer_work and batch_size is None:
+    if structure.layer_work and (batch_size is None if by_layer is None else by_layer):
         few = sorted({sizes[0], at, sizes[-1]})
         by_operation = (
             calibration.operation_times_s(structure, few)
@@ -224,6 +228,7 @@ def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> list
 def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
     """Time, memory and energy of one step, as `trainwright estimate --json` prints them.
 
+    `compute_s` divides the median of `step_time_s`; None if the curve has no layers.
     `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident
     memory above what the process held before. `process_bytes` is the rest of a rank;
     `device_memory_bytes` is `safe` plus `process_bytes`. `memory_limit_bytes` is the device type's
@@ -241,6 +246,7 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
         "unknown_operations": list(curve.unknown),
         "notes": list(curve.notes),
         "step_time_s": time.model_dump(),
+        "compute_s": _by_phase(curve, batch_size) if curve.layers else None,
         "peak_memory_bytes": {
             "expected": curve.memory_bytes(batch_size),
             "safe": curve.safe_memory_bytes(batch_size),
@@ -251,3 +257,10 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
         "energy_j": energy,
         "energy_source": curve.energy_source if energy is not None else None,
     }
+
+
+def _by_phase(curve: DeviceCurve, batch_size: int) -> dict[str, float]:
+    """Seconds of the forward pass, of both gradients, and of the optimizer."""
+    layers, update_s = curve.layer_seconds(batch_size)
+    phases = {name: sum(getattr(one, name) for one in layers) for name in LayerSeconds._fields}
+    return {**phases, "update": update_s}

@@ -28,6 +28,7 @@ from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout_search import JointChoice, with_devices
 from trainwright.tasks.allocate.layouts.choose import links_between
+from trainwright.tasks.allocate.layouts.predicted_kinds import predicted_by_kind
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
 from trainwright.tasks.allocate.plan.cost import CostModel
@@ -150,7 +151,9 @@ def _document(
         by_layer=laid.by_layer,
         layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
         emulated_layers=_emulated_layers(result),
-        predicted=result.cost.prediction(),
+        predicted=result.cost.prediction().model_copy(
+            update={"by_kind": predicted_by_kind(result)}
+        ),
         not_exceeded=result.cost.not_exceeded(job.objective.confidence),
         deadline_s=job.objective.deadline,
         budget=job.objective.budget,

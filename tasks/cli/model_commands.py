@@ -271,6 +271,10 @@ def estimate(
             else []
         ),
         ("step time", units.interval(document["step_time_s"], units.seconds)),
+        *[
+            (f"  {phase.replace('_', ' ')}", units.seconds(value))
+            for phase, value in (document["compute_s"] or {}).items()
+        ],
         *(_doubts(measured, structure, document) if measured is not None else []),
         (
             "peak memory",

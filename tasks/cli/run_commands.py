@@ -50,7 +50,6 @@ def run(
     """
     from trainwright.tasks import progress
     from trainwright.tasks.cli.airflow_run import ensure_store, run_job
-    from trainwright.tasks.cli.screens import console
     from trainwright.tasks.cli.screens.run_view import Watch
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.settings import Settings
@@ -67,7 +66,21 @@ def run(
     with Watch() as watch, progress.listening(watch):
         done = run_job(chosen, settings, new=new, replay=replay, watch=watch)
     document = summary(done)
-    print_json(document) if as_json else console.show_run(document)
+    _show(document, as_json=as_json)
+
+
+def _show(document: dict[str, Any], *, as_json: bool) -> None:
+    """A run's summary, and what a device did in a step."""
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.cli.screens.kind_table import show_kinds
+
+    if as_json:
+        print_json(document)
+        return
+    console.show_run(document)
+    measured = document["measured"]
+    if measured is not None:
+        show_kinds((document["predicted"] or {}).get("by_kind", []), measured["by_kind"])
 
 
 def _in_process(
@@ -160,13 +173,12 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a job without Airflow; missing earlier steps are done first."""
-    from trainwright.tasks.cli.screens import console
     from trainwright.tasks.summary import summary
 
     run = _in_process(job, pool, changes, store, "train", plan_file=plan_file, new=new)
     run.note(state="success", step=None)
     document = summary(run)
-    print_json(document) if as_json else console.show_run(document)
+    _show(document, as_json=as_json)
 
 
 def replan(
@@ -333,7 +345,7 @@ def show(
     if plot is not None:
         _draw_plan(chosen, plot)
     document = summary(chosen)
-    print_json(document) if as_json else console.show_run(document)
+    _show(document, as_json=as_json)
 
 
 def _draw_plan(chosen: Run, plot: Path) -> None:

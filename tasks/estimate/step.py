@@ -92,6 +92,7 @@ def estimate_step(
         cores=float(calibration.threads) if calibration is not None and chosen == "cpu" else None,
         speed=1.0 if chosen == "emulated" else None,
         batch_size=batch_size,
+        by_layer=True,
     )
     if store is not None:
         curve = learn(curve, finished_runs.read(store, [curve.device_type], settings))

@@ -11,6 +11,7 @@ from trainwright.estimator.curves import Interval
 from trainwright.tasks.allocate.layouts.words import SYNC_WORDS, layers_text
 from trainwright.tasks.allocate.plan.device_counts import as_text
 from trainwright.tasks.cli.screens.console import out, table
+from trainwright.tasks.cli.screens.kind_table import show_kinds
 from trainwright.tasks.cli.screens.quantities import (
     ENERGIES,
     SIZES,
@@ -47,6 +48,7 @@ def show_plan(plan: Plan) -> None:
     _show_steps(plan)
     show_held(plan.held)
     _show_predicted(plan)
+    show_kinds(plan.predicted.by_kind if plan.predicted is not None else [])
     _show_alternatives(plan)
     _show_batches(plan)
     if len(plan.front) > 1:

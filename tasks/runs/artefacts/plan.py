@@ -12,6 +12,7 @@ from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, LayoutName, Sync
+from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
 from trainwright.tasks.runs.value import Value
 from trainwright.tasks.spec.pool import Device
 
@@ -70,6 +71,11 @@ class Prediction(Value):
     cost: Interval | None
     rent: Interval | None = Field(default=None, description="the part of cost for the devices")
     energy_cost: Interval | None = Field(default=None, description="the part of cost for energy")
+    by_kind: list[StepByKind] = Field(
+        default_factory=list,
+        description="by device: medians of a simulated step. Empty: the layers are not known, or "
+        "the plan has more than 64 devices",
+    )
 
 
 class MachineLinks(Value):

@@ -11,6 +11,7 @@ from trainwright.estimator.curves import Interval
 from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.plan import Prediction
 from trainwright.tasks.runs.artefacts.run_status import RunState
+from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
 from trainwright.tasks.runs.value import Value
 
 
@@ -65,6 +66,11 @@ class Measured(Value):
     energy_j: float | None
     energy_source: str | None
     cost: float | None
+    by_kind: list[StepByKind] = Field(
+        default_factory=list,
+        description="by device: the median of up to 512 latest steps; of what fewer than half of "
+        "them do, the mean. Empty: an earlier version",
+    )
 
 
 class Confusion(Value):

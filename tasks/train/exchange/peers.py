@@ -55,6 +55,8 @@ class Peers:
         # outside the rank's CPU share.
         self._starters = MeetingThreads(4)
         self.rank, self.size, self.wait_s = 0, 1, 0.0
+        self.summed_bytes = 0.0
+        """what this rank has sent in sums, if they are rings: 2 (n − 1) / n of the summed bytes"""
         self.step = 0
         """the step of the messages that are sent now"""
         self.waiting_since: float | None = None
@@ -156,13 +158,18 @@ class Peers:
         Raises PeersLost, and TrainingFailed for a type that the back ends can't sum.
         """
         _require_summed(tensor, name)
+        self._count(tensor)
         group = self._group
         return tensor if group is None else self._wait(lambda: group.sum_(tensor, name))
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         """Begin a sum without waiting."""
         _require_summed(tensor, name)
+        self._count(tensor)
         return None if self._group is None else self._group.start_sum(tensor, name)
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        self.summed_bytes += 2 * (self.size - 1) / self.size * tensor.nbytes
 
     def finish(self, handle: Any) -> None:
         """Wait until a sum from `start_sum` is complete. Raises PeersLost."""

@@ -14,6 +14,7 @@ from trainwright.estimator.predict.energy import datasheet_power
 from trainwright.estimator.quantiles import quantile
 from trainwright.tasks import progress
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
+from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
 from trainwright.tasks.runs.artefacts.training_result import (
     Checkpoint,
     ClassMetrics,
@@ -96,6 +97,11 @@ def result_of(
             energy_j=energy_j,
             energy_source=energy_source([*plan.devices, *others]),
             cost=cost,
+            by_kind=[
+                StepByKind(device=device.id, **found)
+                for rank, device in enumerate(plan.devices)
+                if (found := reports[rank].get("by_kind")) is not None
+            ],
         ),
         devices=devices,
         split_events=events,

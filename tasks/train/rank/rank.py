@@ -38,6 +38,7 @@ from trainwright.tasks.train.rank.gradients import GradientSum, clip
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.replica import Replica
 from trainwright.tasks.train.rank.validation_metrics import ValidationMetrics, sums_of
+from trainwright.tasks.train.record.step_actions import StepActions
 from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
 from trainwright.tasks.train.request import TrainRequest
 
@@ -128,6 +129,8 @@ class Rank(Replica):
         """
         devices = request.plan.devices
         self._figures = Figures(collective, device, own_meter(devices[number], devices, device))
+        self.actions = StepActions(collective, device)
+        """what its steps take, by kind of action"""
 
     def _own_clock_s(self) -> float:
         """A clock that stands still while the rank waits for others."""
@@ -205,6 +208,7 @@ class Rank(Replica):
         started, waited = time.perf_counter(), self.collective.wait_s
         self.computing_since = time.monotonic() if self._updated else None
         self._figures.begin()
+        self.actions.begin()
         if self._emulated is not None:
             self._emulated.begin(self.rest_s)
         self._seed(step)
@@ -225,6 +229,7 @@ class Rank(Replica):
             following = self._following(len(order), begin + total)
             self._loaded = self.loader.batch(order, places, following)
             parts = self._micro_batches(size, total)
+            self.actions.done(None)
             if self.alone:
                 loss, correct = self._local_steps(parts, total)
                 passes = 1.0
@@ -233,8 +238,10 @@ class Rank(Replica):
                 keyed_dropout.end_pass()
                 passes = 1 + self._measure_alone(parts, step)
             keyed_dropout.end_pass()
+        self.actions.done(None, "exchange")
         if self._emulated is not None:
             self._emulated.end_passes(passes * size)
+            self.actions.done("backward")
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The joint |g|² of the last
         # step comes from the first rank: its last digit may differ between device types, but all
@@ -259,12 +266,15 @@ class Rank(Replica):
         summed = self.collective.sum_(figures, "figures").tolist()
         # If ranks share a core, let the others leave the sum before this one continues.
         os.sched_yield()
+        self.actions.done(None, "agree")
         self._gradients.finish(summed[len(scalars) : len(head)])
+        self.actions.done(None, "sum")
         began_s = self._own_clock_s()
         with self._within_memory():  # of the factors of all ranks
             self._layout.finish()
         if self._emulated is not None:
             self._emulated.settle()
+        self.actions.done("late gradient", "gather")
         self._late_s = self._own_clock_s() - began_s
         own += self._late_s
         self._figures.finish(summed[len(head) :])
@@ -417,6 +427,7 @@ class Rank(Replica):
             found = self._forward_backward(self._part(part), 1.0)
             if self._unscaled():
                 self._optimizer_step(self.learning_rate)
+            self.actions.done("update")
             loss += found[0] * len(part) / total
             correct += found[1]
         return loss, correct
@@ -462,6 +473,7 @@ class Rank(Replica):
         inputs, targets = self._given(rows)
         try:
             outputs, loss = self._forward(inputs, targets)
+            self.actions.done("forward", "exchange")
             if self._emulated is not None:
                 self._emulated.forward(LOSS)
                 self._emulated.backward(LOSS)
@@ -469,6 +481,7 @@ class Rank(Replica):
             if self._gradients.last:
                 self._gradients.send_rest()
                 self._layout.send_rest()
+            self.actions.done("backward", "exchange")
             correct = self._correct(outputs, targets)
         except TrainwrightError:
             raise
@@ -487,10 +500,13 @@ class Rank(Replica):
 
         Ranks that train alone have done that. Layers that are averaged are so if it is time.
         """
+        self.actions.done(None)
         if not self.alone and not self._skip:
             self._optimizer_step(learning_rate)
+        self.actions.done("update")
         if self.averaging is not None and self.averaging.step_done(self._batch_size):
             self.averaging.average()
+        self.actions.done("update", "average")
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None

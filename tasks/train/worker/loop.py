@@ -147,6 +147,7 @@ class Training:
             "split": rank.split,
             "duration_s": state.duration_s,
             "noise_scale": rank.noise_scale.value,
+            "by_kind": rank.actions.summary(),
             **rank.used(),
         }
 
@@ -215,6 +216,7 @@ class Training:
         )
         if found.samples == sum(rank.split):  # the last batch of an epoch may be smaller
             self.batch.note(own_s, taken_s)
+            rank.actions.end(own_s)
         state.epoch_loss_sum += found.loss * found.samples
         state.epoch_samples += found.samples
         state.samples += found.samples

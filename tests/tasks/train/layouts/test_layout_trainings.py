@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from emulated_case import curve, emulated_costs
 from joint_batch_case import BOUNDS, largest_difference
 from layout_ranks import with_layout
 from training_case import NO_SPARE, SLOW, alone, ranks, request, when_checkpoint
 
+from trainwright.estimator.predict.communication import Link
+from trainwright.tasks.allocate.layouts.network import RankNetwork
+from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
+from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
+from trainwright.tasks.runs.artefacts.step_kinds import ComputeKind
 from trainwright.tasks.train import train
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -40,6 +46,36 @@ def test_real_ranks_equal_one_process_with_evaluations_and_checkpoints_between(
     result = train(with_layout(asked, **LAYOUTS[layout]))
     assert largest_difference(tmp_path / "run", result.steps, expected) <= BOUNDS["fp64"]
     assert result.metrics["loss"] == pytest.approx(metrics[-1]["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layout", "backend"),
+    [("late-multiply", "horovod"), ("sharded", "torch"), ("data-parallel", "torch")],
+)
+def test_the_result_has_all_kinds_of_actions_and_the_bytes_that_were_predicted(
+    tmp_path: Path, layout: str, backend: str
+) -> None:
+    asked = request(
+        tmp_path, [40, 20], validation_fraction=1497 / 1797, backend=backend, **NO_SPARE
+    )
+    asked = with_layout(asked, **LAYOUTS.get(layout, {"sync": {}}))
+    chosen, facts = asked.plan.layout, asked.plan.layers
+    assert chosen is not None
+    link = {"here": Link(bandwidth_bytes_per_s=1e9, latency_s=1e-5, spread=0.0)}
+    costs = emulated_costs([one.name for one in facts])
+    network = RankNetwork(("here", "here"), link, link)
+    step = StepSimulator(facts, [curve(costs, 1.0)] * 2, network)(chosen)
+    found = train(asked).measured.by_kind
+    for measured, predicted in zip(found, by_kind(step, chosen, facts), strict=True):
+        assert measured.device == predicted.device
+        assert set(measured.compute_s) == set(get_args(ComputeKind))
+        assert all(measured.compute_s[kind] > 0 for kind in ("forward", "backward", "update"))
+        assert all(measured.wait_s[kind] > 0 for kind in predicted.wait_s)
+        own, expected = measured.sent_bytes, predicted.sent_bytes
+        headers = own["transfer"] - expected["transfer"]
+        assert (0 < headers < 2000) if layout != "data-parallel" else headers == 0
+        # Parameters without a layer are summed too; the step's figures are at most 1 KiB.
+        assert abs(own["sum"] - expected["sum"]) <= 1024
 
 
 def test_real_ranks_average_and_learn(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""A simulated step, by device and kind of action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.actions import COMPUTE, TRANSFERS, Action, actions_of
+from trainwright.tasks.allocate.layouts.choose import MOST_COMPARED, LayoutChoice
+from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep
+from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
+from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.step_kinds import (
+    ComputeKind,
+    SentKind,
+    StepByKind,
+    WaitKind,
+)
+
+
+def predicted_by_kind(result: Configuration) -> list[StepByKind]:
+    """The step of a configuration, simulated; empty if the layers are not known."""
+    devices, model = result.devices(), result.topology.model
+    choice = LayoutChoice(result)
+    if not choice.layers or len(devices) > MOST_COMPARED:
+        return []
+    layout = result.layout or choice.layout({})
+    loops = [
+        model.kind(device).curve.loop_part_s(batch, result.accumulation) or 0.0
+        for device, batch in devices
+    ]
+    found = by_kind(choice.simulated(layout), layout, choice.layers)
+    return [
+        one.model_copy(update={"compute_s": {**one.compute_s, "loop": loop_s}})
+        for one, loop_s in zip(found, loops, strict=True)
+    ]
+
+
+def by_kind(step: SimulatedStep, layout: Layout, layers: Sequence[LayerFacts]) -> list[StepByKind]:
+    """What each device does in a step; of averages, the part for each step between them."""
+    often = layout.average_every or 1
+    sizes = TransferSizes(layout, layers)
+    found = []
+    for rank, (device, actions) in enumerate(
+        zip(layout.devices, actions_of(layout, layers), strict=True)
+    ):
+        compute: dict[ComputeKind, float] = {
+            "forward": 0.0,
+            "backward": 0.0,
+            "late gradient": 0.0,
+            "update": 0.0,
+        }
+        wait: dict[WaitKind, float] = {}
+        sent: dict[SentKind, float] = {"sum": 0.0, "transfer": 0.0}
+        for span in step.spans(rank):
+            seconds, action = span.end_s - span.begin_s, span.action
+            if action.kind in COMPUTE:
+                compute[_computed(action, layout)] += seconds
+            elif not action.started:
+                kind = _waited(action)
+                each_s = seconds / often if kind == "average" else seconds
+                wait[kind] = wait.get(kind, 0.0) + each_s
+        for action in actions:
+            if action.kind in TRANSFERS:
+                size = float(sizes.of(action).sent_bytes(len(layout.pipelines))[rank])
+                summed = action.chunk is not None or action.kind == "agree"
+                sent["sum" if summed else "transfer"] += (
+                    size / often if action.kind == "average" else size
+                )
+        found.append(StepByKind(device=device, compute_s=compute, wait_s=wait, sent_bytes=sent))
+    return found
+
+
+def _computed(action: Action, layout: Layout) -> ComputeKind:
+    if action.kind == "forward" or action.kind == "update":
+        return action.kind
+    late = action.kind == "weight-gradient" and layout.how(action.layer) == "factors"
+    return "late gradient" if late and action.joint else "backward"
+
+
+def _waited(action: Action) -> WaitKind:
+    """What a rank waits for: a `wait` ends a started sum or gather."""
+    if action.kind == "agree" or action.kind == "average":
+        return action.kind
+    if action.chunk is not None:
+        return "sum"
+    return "gather" if action.kind == "wait" else "exchange"

@@ -1,0 +1,61 @@
+"""A simulated step by kind of action."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from layout_cases import LOSS, convolution, dense_layer, layout_of, models_and_layouts
+from test_step_simulator import curve_of, network
+
+from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
+from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
+from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
+
+
+def simulated(layers: list[LayerFacts], layout: Layout) -> tuple[SimulatedStep, list[StepByKind]]:
+    ranks = len(layout.pipelines)
+    curves = [curve_of(layers, 1.0 + rank) for rank in range(ranks)]
+    step = StepSimulator(layers, curves, network(ranks, 1e6, 1e-4))(layout)
+    return step, by_kind(step, layout, layers)
+
+
+@settings(max_examples=200, deadline=None)
+@given(models_and_layouts())
+def test_kinds_add_up_to_the_step_of_each_device(case: tuple[list[LayerFacts], Layout]) -> None:
+    step, found = simulated(*case)
+    assert [one.device for one in found] == case[1].devices
+    for rank, one in enumerate(found):
+        seconds = step.seconds(rank)
+        assert sum(one.compute_s.values()) == pytest.approx(seconds["compute"], abs=1e-12)
+        assert sum(one.wait_s.values()) == pytest.approx(seconds["wait"], abs=1e-12)
+        assert sum(one.sent_bytes.values()) == pytest.approx(step.sent_bytes[rank])
+
+
+MODEL = [convolution("conv", 100), dense_layer("fc", 100, 100, bias=False), LOSS]
+
+
+def test_each_way_to_keep_a_layer_equal_has_kinds_of_its_own() -> None:
+    _, (summed, _) = simulated(MODEL, layout_of([[8], [8]]))
+    _, (late, _) = simulated(MODEL, layout_of([[8], [8]], {"fc": "factors"}))
+    _, (rows, _) = simulated(MODEL, layout_of([[8], [8]], {"fc": "rows"}, {"fc": [50, 50]}))
+    assert summed.compute_s["late gradient"] == rows.compute_s["late gradient"] == 0
+    assert late.compute_s["late gradient"] == pytest.approx(16e-3)
+    assert summed.sent_bytes["transfer"] == 0
+    assert late.sent_bytes["transfer"] == 8 * (100 + 100) * 4
+    assert late.sent_bytes["sum"] == summed.sent_bytes["sum"] - 100 * 100 * 4
+    assert set(summed.wait_s) == {"agree", "sum"}
+    assert set(late.wait_s) == {"agree", "sum", "gather"}
+    assert set(rows.wait_s) == {"agree", "sum", "exchange"}
+
+
+def test_an_average_counts_for_each_step_between_averages() -> None:
+    often, seldom = (
+        simulated(MODEL, layout_of([[8], [8]], average_every=every))[1][0] for every in (1, 8)
+    )
+    agreed = 1024.0
+    assert seldom.wait_s["average"] == pytest.approx(often.wait_s["average"] / 8)
+    assert seldom.sent_bytes["sum"] - agreed == pytest.approx(
+        (often.sent_bytes["sum"] - agreed) / 8
+    )
