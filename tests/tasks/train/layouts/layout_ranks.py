@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from trainwright.estimator.structure import LayerFacts
+from trainwright.estimator.structure import LayerFacts, Structure
 from trainwright.estimator.trace import source
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.trace import TrainingStepSpec, trace
@@ -83,8 +83,8 @@ class ThreadExchange:
         self.transfers.close()
 
 
-def layers_of(asked: TrainRequest, batch: int = 16) -> list[LayerFacts]:
-    """The layers of a request's model, traced."""
+def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:
+    """The structure of a request's model, traced."""
     job = asked.job
     assert job.model is not None
     schema = asked.schema_
@@ -98,7 +98,12 @@ def layers_of(asked: TrainRequest, batch: int = 16) -> list[LayerFacts]:
     )
     definition = source.load(Path(asked.source_folder), asked.entry)
     what = TrainingStepSpec(definition, job.model.config, spec, {"name": "sgd"})
-    return [one.facts() for one in trace(what, batch).layer_work]
+    return trace(what, batch)
+
+
+def layers_of(asked: TrainRequest) -> list[LayerFacts]:
+    """The layers of a request's model."""
+    return [one.facts() for one in structure_of(asked).layer_work]
 
 
 def with_layout(
