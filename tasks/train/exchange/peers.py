@@ -55,7 +55,7 @@ class Peers:
         # outside the rank's CPU share.
         self._starters = MeetingThreads(4)
         self.rank, self.size, self.wait_s = 0, 1, 0.0
-        self.summed_bytes = 0.0
+        self.ring_bytes = 0.0
         """what this rank has sent in sums, if they are rings: 2 (n − 1) / n of the summed bytes"""
         self.step = 0
         """the step of the messages that are sent now"""
@@ -169,7 +169,7 @@ class Peers:
         return None if self._group is None else self._group.start_sum(tensor, name)
 
     def _count(self, tensor: torch.Tensor) -> None:
-        self.summed_bytes += 2 * (self.size - 1) / self.size * tensor.nbytes
+        self.ring_bytes += 2 * (self.size - 1) / self.size * tensor.nbytes
 
     def finish(self, handle: Any) -> None:
         """Wait until a sum from `start_sum` is complete. Raises PeersLost."""

@@ -56,7 +56,7 @@ class StepActions:
 
     def _sent(self) -> tuple[float, float]:
         """The bytes of sums and of transfers so far. A plain `Collective` counts none."""
-        summed, sent = (getattr(self._exchange, one, 0) for one in ("summed_bytes", "sent_bytes"))
+        summed, sent = (getattr(self._exchange, one, 0) for one in ("ring_bytes", "sent_bytes"))
         return float(summed), float(sent)
 
     def begin(self) -> None:

@@ -49,7 +49,7 @@ def test_what_few_steps_do_is_the_mean_and_old_steps_are_forgotten() -> None:
         actions.begin()
         peers.wait_s += 8.0 if step % 4 == 0 else 0.0
         actions.done("update", "average")
-        peers.summed_bytes += 100.0 if step < MOST_STEPS else 300.0
+        peers.ring_bytes += 100.0 if step < MOST_STEPS else 300.0
         actions.end(0.0)
     summary = actions.summary()
     assert summary is not None
