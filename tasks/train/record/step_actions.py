@@ -49,7 +49,8 @@ class StepActions:
     """
 
     def __init__(self, exchange: Collective, device: torch.device) -> None:
-        self._exchange, self._on_gpu = exchange, device.type == "cuda"
+        self._exchange, self._device = exchange, device
+        self._on_gpu = device.type == "cuda"
         self._steps: deque[_Step] = deque(maxlen=MOST_STEPS)
         self._readings: list[_Reading] = []
         self._bytes = self._sent()
@@ -69,7 +70,7 @@ class StepActions:
         event = None
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))
         clocks = time.perf_counter(), self._exchange.wait_s
         self._readings.append(_Reading(computed, waited, *clocks, event))
 
