@@ -1,6 +1,6 @@
 """Predicted and measured steps of layouts, on emulated devices of two hosts with a slow link.
 
-    python tests/benchmarks/train/predicted_steps.py [--rate 200mbit] [--speeds 2 1] [--steps 16]
+    python tests/benchmarks/train/predicted_steps.py [--rate 200mbit] [--speeds 0.5 0.25] [--steps 16]
         [--batches 32 96] [--widths 1024,1024,256 512,2048,10] [--blocks 2]
 
 Real ranks on the hosts of a lab (`tests/lab.py`, needs root). Computing is emulated by layer;
@@ -126,7 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", default="200mbit", help="each host's link, in mbit")
-    parser.add_argument("--speeds", type=float, nargs=2, default=[2.0, 1.0], help="of the devices")
+    parser.add_argument("--speeds", type=float, nargs=2, default=[0.5, 0.25], help="of the devices")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 96], help="of a step")
     parser.add_argument("--widths", nargs="+", default=["1024,1024,256", "512,2048,10"])
     parser.add_argument("--steps", type=int, default=16, help="of each training")
