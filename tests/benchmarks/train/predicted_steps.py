@@ -1,7 +1,7 @@
 """Predicted and measured steps of layouts, on emulated devices of two hosts with a slow link.
 
-    python tests/benchmarks/train/predicted_steps.py [--rate 200mbit] [--speeds 0.5 0.25] [--steps 16]
-        [--batches 32 96] [--widths 1024,1024,256 512,2048,10] [--blocks 2]
+    python tests/benchmarks/train/predicted_steps.py [--rate 200mbit] [--speeds 0.5 0.25]
+        [--batches 32 96] [--widths 1024,1024,256 512,2048,10] [--steps 16] [--blocks 2]
 
 Real ranks on the hosts of a lab (`tests/lab.py`, needs root). Computing is emulated by layer;
 messages are real. For each model, batch and layout, the simulator's step stands beside the median
