@@ -37,7 +37,7 @@ def show_kinds(predicted: Sequence[Any], measured: Sequence[Any] | None = None) 
         names = [f"{verb}, {unit}", *(f"  {kind}" for kind in kinds)]
         rows += [(name, *text) for name, text in zip(names, texts, strict=True)]
     table(
-        "a device's step by kind of action: means over devices",
+        "a device's step, mean",
         ("", "predicted", *(["measured"] if measured is not None else [])),
         rows,
         right=(1, 2),
