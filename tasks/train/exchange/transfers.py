@@ -246,7 +246,9 @@ def _encoded(
     pieces = [memoryview(_PREFIX.pack(len(header), started) + header)]
     for one in hosted:
         if one.numel():
-            pieces.append(one.reshape(-1).view(torch.uint8).numpy().data)
+            # A single element is contiguous with any stride, but torch views only a stride of 1.
+            flat = one.reshape(-1).as_strided((one.numel(),), (1,))
+            pieces.append(flat.view(torch.uint8).numpy().data)
         if padding := _padded(one.nbytes) - one.nbytes:
             pieces.append(memoryview(bytes(padding)))
     return pieces

@@ -77,6 +77,13 @@ def test_a_transposed_tensor_arrives_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(found[0][1][0], table)
 
 
+def test_one_element_of_a_column_arrives(tmp_path: Path) -> None:
+    column = torch.arange(3.0).view(1, 3)[:, 1]
+    assert column.stride() == (3,)
+    found = on_ranks(tmp_path, 2, lambda rank: rank.finish(to_all(rank, "column", [column])))
+    assert torch.equal(found[0][1][0], column)
+
+
 def test_started_transfers_arrive_while_others_block_and_keep_their_order(tmp_path: Path) -> None:
     def work(rank: Transfers) -> Any:
         started = [

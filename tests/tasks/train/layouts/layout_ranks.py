@@ -177,4 +177,10 @@ def train_in_threads(
 
     torch.set_num_threads(1)
     with ThreadPoolExecutor(size) as threads:
-        return [one.result() for one in [threads.submit(work, rank) for rank in range(size)]]
+        ranks = [threads.submit(work, rank) for rank in range(size)]
+        # The others of a rank that fails report only that it is gone.
+        errors = [error for one in ranks if (error := one.exception()) is not None]
+        own = [one for one in errors if not isinstance(one, OSError | threading.BrokenBarrierError)]
+        for error in own or errors:
+            raise error
+        return [one.result() for one in ranks]
