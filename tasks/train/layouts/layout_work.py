@@ -50,7 +50,7 @@ class LayoutWork:
             Sharded(name, modules[name], exchange) for name in names if how[name] == "rows"
         ]
         if self.sharded:
-            # torch's fused transformer layers would multiply by a module's rows as if they were all.
+            # torch's fused transformer layers would take a module's rows for the whole weight.
             torch.backends.mha.set_fastpath_enabled(False)
         apart = {id(one) for late in self._late for one in late.parameters}
         apart |= {id(one) for sharded in self.sharded for one in sharded.parameters.values()}
