@@ -85,7 +85,7 @@ class Watch:
         """Record the first finish of each step, and returns to an earlier step."""
         while not self.over.wait(0.004):
             newest = -1
-            for path in self.journals.glob("*.jsonl"):
+            for path in self._segments():
                 try:
                     whole = path.read_bytes().rpartition(b"\n")[0]
                     newest = (
@@ -97,6 +97,12 @@ class Watch:
                     continue  # it is being written at this moment
             if newest >= 0 and newest != self.seen[-1][1]:
                 self.seen.append((time.monotonic(), newest))
+
+    def _segments(self) -> list[Path]:
+        try:
+            return list(self.journals.glob("*.jsonl"))
+        except OSError:  # the launcher removes the folder at this moment
+            return []
 
     @property
     def step(self) -> int:
