@@ -1,7 +1,8 @@
 """How training recovers from killed ranks, in each layout.
 
     python tests/benchmarks/train/layout_recovery.py [LAYOUT ...] [--kills 10] [--seed N]
-        [--seeds 3] [--backend torch] [--between 3 8] [--at-once 1] [--stop-after S] [--most-s 60]
+        [--seeds 3] [--backend torch] [--between 3 8] [--at-once 1] [--stop-after S]
+        [--epochs E] [--most-s 60]
 
 For each layout, a job with this `train.layout` is planned on three emulated devices (speeds 2:1:1)
 and trained. Random ranks are killed by SIGKILL, some seconds apart, at any point of a step, of an
@@ -272,6 +273,7 @@ def main() -> None:
         default=[3.0, 8.0],
         help="seconds from a recovery to the next kill",
     )
+    parser.add_argument("--epochs", type=int, help="default: by the kills and their distance")
     parser.add_argument("--at-once", type=int, default=1, help="ranks killed each time")
     parser.add_argument("--stop-after", type=float, metavar="S", help="SIGSTOP; stall timeout")
     parser.add_argument("--most-s", type=float, default=60.0, help="counts as hanging")
@@ -280,7 +282,8 @@ def main() -> None:
     if unknown := set(layouts) - set(LAYOUTS):
         parser.error(f"LAYOUT: got {min(unknown)}; allowed: {', '.join(LAYOUTS)}")
     cycle_s = statistics.mean(given.between) + 6.0  # and the time of loading
-    epochs = round(cycle_s * (given.kills + 1) / STEP_S * BATCH / TRAIN_ROWS)
+    needed = round(cycle_s * (given.kills + 1) / STEP_S * BATCH / TRAIN_ROWS)
+    epochs = given.epochs or needed
     for layout in layouts:
         with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
             os.environ["TRAINWRIGHT_HOME"] = f"{name}/home"
