@@ -140,7 +140,8 @@ class LayoutSpec(Document):
         default=None,
         ge=1024,
         le=1 << 34,
-        description="gradients are summed in chunks of about this size; default: 4 MiB",
+        description="gradients are summed in chunks of this size; default: chosen by prediction "
+        "if devices are on several machines, else 4 MiB",
     )
     factor_type: Literal["fp32", "bf16"] = Field(
         default="fp32", description="type in which factors are sent; bf16 halves their bytes"

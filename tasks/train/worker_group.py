@@ -8,7 +8,12 @@ back. The processes outlive it and form the next group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field
+
+from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.spec.pool import Device
 
 
 class WorkerGroup(BaseModel):
@@ -32,7 +37,10 @@ class WorkerGroup(BaseModel):
     transfers: str = Field(
         default="",
         description="where they connect for messages between pairs of ranks, as `rendezvous` for "
-        "torch; empty: the layout needs none",
+        "torch; empty: they need none",
+    )
+    on_devices: bool = Field(
+        default=False, description="whether sums of tensors on GPUs stay there, if torch has NCCL"
     )
     committed: int = Field(default=0, description="steps that the newest checkpoint holds")
     checkpoint: str | None = Field(
@@ -44,3 +52,24 @@ class WorkerGroup(BaseModel):
     broken: bool = Field(default=False, description="whether the previous group was aborted")
     reason: str = Field(default="", description="why the membership changed")
     end: bool = Field(default=False, description="save a checkpoint, then end")
+
+
+def sums_on_devices(devices: Sequence[Device]) -> bool:
+    """Whether ranks on these devices sum gradients there, by NCCL, if torch has it on all hosts.
+
+    If all are NVIDIA GPUs of one type. Two ranks on one GPU are not possible with NCCL. Otherwise,
+    sums are in host memory, which all devices have.
+    """
+    types = {device.type for device in devices}
+    places = {(device.host, device.type, device.index) for device in devices}
+    return (
+        len(devices) > 1
+        and len(types) == 1
+        and next(iter(types)).startswith("nvidia-")
+        and len(places) == len(devices)
+    )
+
+
+def needs_transfers(layout: Layout | None, devices: Sequence[Device]) -> bool:
+    """Whether ranks connect for more than sums in host memory: see `WorkerGroup.transfers`."""
+    return (layout is not None and layout.has_transfers) or sums_on_devices(devices)

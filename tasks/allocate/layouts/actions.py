@@ -117,7 +117,8 @@ def _micro_batch(
 
 
 def _chunk_name(chunk: GradientChunk) -> str:
-    return f"sum {chunk.parameters[0]}"
+    part = f" part {chunk.part + 1}" if chunk.part else ""
+    return f"sum {chunk.parameters[0]}{part}"
 
 
 def _is_sharded(layout: Layout, layer: LayerFacts, group: tuple[int, ...]) -> bool:

@@ -39,6 +39,12 @@ from trainwright.tasks.spec.pool import Device
 MOST_COMPARED = 64
 _LEAST_RESEND, _RESEND_SHARE = 100, 0.01
 """Copies are sent again at most every so many steps, and for at most this share of the time."""
+CHUNK_SIZES = tuple(1 << power for power in range(18, 26))
+"""256 KiB to 32 MiB"""
+MOST_CHUNKS = 128
+"""More of them hide less than a hundredth more."""
+_ALIKE = 0.02
+"""the share by which steps are about equal"""
 _ROUNDS = 3
 _DENSE: tuple[Sync, ...] = ("factors", "rows")
 
@@ -146,6 +152,25 @@ class LayoutChoice:
     def simulated(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:
         """A step of any layout on these devices; without `averages`, one between averages."""
         return self._simulate(layout, averages=averages)
+
+    def with_best_chunks(self, layout: Layout) -> SimulatedLayout:
+        """The layout with the chunk size by which its step is shortest.
+
+        Of the sizes that are about as good, the one nearest to `CHUNK_BYTES`: each chunk costs a
+        little more than the simulation knows.
+        """
+        summed = sum(one.parameter_bytes for one in self.layers if layout.how(one.name) == "sum")
+        sizes = [one for one in CHUNK_SIZES if summed <= MOST_CHUNKS * one] or [CHUNK_SIZES[-1]]
+        if not self.is_compared or not summed:
+            sizes = [layout.chunk_bytes]
+        tried = [layout.model_copy(update={"chunk_bytes": size}) for size in sizes]
+        found = [
+            SimulatedLayout(*self._with_resends(one, self._simulate(one)), self.shortage(one))
+            for one in tried
+        ]
+        good = min(each.step.step_s for each in found) * (1 + _ALIKE)
+        alike = [each for each in found if each.step.step_s <= good]
+        return min(alike, key=lambda each: abs(math.log(each.layout.chunk_bytes / CHUNK_BYTES)))
 
     def layout(self, syncs: Mapping[str, Sync]) -> Layout:
         """The layout in which these layers are not summed."""

@@ -14,27 +14,35 @@ class GradientChunk(NamedTuple):
     parameters: tuple[str, ...]
     layers: tuple[str, ...]
     elements: int
+    part: int = 0
+    """how many earlier chunks begin within the same parameter"""
 
 
 def chunks_of(layers: Sequence[LayerFacts], most_elements: int) -> list[GradientChunk]:
     """The chunks of these layers' gradients; `layers` are in the order of the forward pass.
 
-    A parameter is not divided: a larger one than a chunk is a chunk of its own.
+    A parameter may be in several chunks.
     """
     found: list[list[tuple[str, str, int]]] = []
-    size = 0
+    parts: list[int] = []
+    room = 0
     for layer in reversed(layers):
         for name, elements in reversed(layer.parameters.items()):
-            if not found or size + elements > most_elements:
-                found.append([])
-                size = 0
-            found[-1].append((name, layer.name, elements))
-            size += elements
+            while elements:
+                if not room:
+                    again = bool(found) and found[-1][0][0] == name
+                    parts.append(parts[-1] + 1 if again else 0)
+                    found.append([])
+                    room = most_elements
+                taken = min(room, elements)
+                found[-1].append((name, layer.name, taken))
+                room, elements = room - taken, elements - taken
     return [
         GradientChunk(
             tuple(name for name, _, _ in chunk),
             tuple(dict.fromkeys(layer for _, layer, _ in chunk)),
             sum(elements for _, _, elements in chunk),
+            part,
         )
-        for chunk in found
+        for chunk, part in zip(found, parts, strict=True)
     ]

@@ -94,6 +94,9 @@ def laid_out(
     assert layout is not None
     others = [one for one in everything if one.configuration.layout != layout]
     groups = layer_groups(layout, choice.layers, given=given)
+    if spec.chunk_bytes is None and not layout.averages:
+        best = _configured(result, base, choice.with_best_chunks(layout))
+        chosen = replace(chosen, configuration=best)
     return LaidOut(chosen, others, rule, groups, choice.needs(layout))
 
 
@@ -217,7 +220,7 @@ def _configured(
     step_s = Triple(*(ratio * value for value in result.cost.step_s))
     cost = (
         result.cost
-        if one.layout.name == DATA_PARALLEL
+        if one.layout == base.layout
         else result.cost.with_steps(model.steps(result.batch), step_s, waiting, work_j)
     )
     return replace(result, cost=cost, strategy=one.layout.name, layout=one.layout)

@@ -10,7 +10,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.exchange.host_name import own_address, rename_host_to_address
 from trainwright.tasks.train.exchange.mesh import Mesh
+from trainwright.tasks.train.exchange.transfers import UnlikeActions
 
 TORCHRUN = "env://"
 """The rendezvous of ranks that torchrun started."""
@@ -62,27 +63,6 @@ class Collective(Protocol):
         ...
 
 
-class Exchange(Collective, Protocol):
-    """Sums, and messages between pairs of ranks (`transfers`)."""
-
-    step: int
-
-    def begin_transfer(
-        self,
-        name: str,
-        sends: Mapping[int, Sequence[torch.Tensor]],
-        sources: Sequence[int],
-        *,
-        started: bool = False,
-    ) -> Any:
-        """Send tensors to some ranks; all ranks begin the same transfers in the same order."""
-        ...
-
-    def finish_transfer(self, handle: Any) -> dict[int, list[torch.Tensor]]:
-        """What the sources sent, by rank. Raises PeersLost, and UnlikeActions."""
-        ...
-
-
 class HorovodCollective:
     """Horovod with Gloo. Reads its rank from the environment (see `horovod_environment`)."""
 
@@ -119,6 +99,10 @@ class HorovodCollective:
                 time.sleep(min(max(waited_s * LATE, LEAST_PAUSE_S), MOST_PAUSE_S))
             self._hvd.synchronize(handle)
         except RuntimeError as error:  # HorovodInternalError
+            if "Mismatched" in str(error):  # of two tensors with the same name
+                raise UnlikeActions(
+                    f"Horovod: {error} The model's code does not run alike on all ranks", final=True
+                ) from error
             raise PeersLost(f"Horovod: {error}") from error
         self.wait_s += time.perf_counter() - started
 
@@ -137,7 +121,8 @@ class TorchCollective:
     and the members of one worker group may have been in different numbers of groups before.
 
     A large tensor takes Gloo's ring all-reduce: 2(n - 1) messages, one after another. A small one
-    is sent directly to all others (`mesh`). `sum_s` is the timeout of a sum.
+    is sent directly to all others (`mesh`), and of a large one what it is, since Gloo does not know
+    that; a blocking one begins when all ranks agree. `sum_s` is the timeout of a sum.
     """
 
     def __init__(self, rank: int, size: int, meeting: str, sum_s: float = SUM_S) -> None:
@@ -163,23 +148,31 @@ class TorchCollective:
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        self.finish(self._start(tensor, early=False))
+        self.finish(self._start(tensor, name, early=False))
         return tensor
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        return self._start(tensor, early=True)
+        return self._start(tensor, name, early=True)
 
-    def _start(self, tensor: torch.Tensor, *, early: bool) -> Callable[[], object]:
+    def _start(self, tensor: torch.Tensor, name: str, *, early: bool) -> Callable[[], None]:
         mesh = self._meshes[early]
+        what = f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} of {name}"
         try:
             if mesh.takes(tensor):
-                return partial(mesh.finish, mesh.begin(tensor))
-            wait: Callable[[], object] = self._groups[early].allreduce([tensor], self._options).wait
-            return wait
+                return partial(mesh.finish, mesh.begin(tensor, what))
+            announced = mesh.begin(torch.empty(0), what)
+            ring = partial(self._groups[early].allreduce, [tensor], self._options)
+            work = ring() if early else None
         except (RuntimeError, OSError) as error:
             raise PeersLost(f"torch.distributed: {error}") from error
 
-    def finish(self, handle: Callable[[], object]) -> None:
+        def end() -> None:
+            mesh.finish(announced)
+            (work or ring()).wait()
+
+        return end
+
+    def finish(self, handle: Callable[[], None]) -> None:
         started = time.perf_counter()
         try:
             handle()

@@ -1,4 +1,4 @@
-"""A rank's connection to its worker group: one `Collective` that persists while groups change."""
+"""A rank's connection to its worker group: one `Exchange` that persists while groups change."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch  # noqa: TID253 - only ranks import this
 
@@ -23,12 +24,15 @@ from trainwright.tasks.train.exchange.collective import (
     store_at,
     torchrun_store,
 )
+from trainwright.tasks.train.exchange.device_sums import DeviceSums, has_nccl
+from trainwright.tasks.train.exchange.group_exchange import Exchange, Members, Started
 from trainwright.tasks.train.exchange.host_name import own_address
 from trainwright.tasks.train.exchange.meeting_threads import MeetingThreads
 from trainwright.tasks.train.exchange.rendezvous import horovod_environment
-from trainwright.tasks.train.exchange.transfers import Handle, Transfers
+from trainwright.tasks.train.exchange.transfers import MessageOrder, Transfers
 from trainwright.tasks.train.worker_group import WorkerGroup
 
+T = TypeVar("T")
 SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 """The types that both back ends can sum.
 
@@ -36,8 +40,8 @@ Checked before a sum: a back end would report another type by the same error as 
 """
 
 
-class Peers:
-    """The members of the current worker group. In a group of one, sums return at once."""
+class Peers(Exchange):
+    """The members of the current worker group. In a group of one, operations return at once."""
 
     def __init__(self, backend: Literal["horovod", "torch"], sum_s: float = SUM_S) -> None:
         """`sum_s`: timeout of sums by torch.distributed; Horovod's is set in `rendezvous`."""
@@ -46,6 +50,7 @@ class Peers:
         self._backend, self._sum_s = backend, sum_s
         self._group: Collective | None = None
         self._transfers: Transfers | None = None
+        self._device_sums: DeviceSums | None = None
         self._lock = threading.Lock()
         self._before: set[int] | None = None
         """the process's sockets before it joined the group; None outside a group"""
@@ -56,9 +61,8 @@ class Peers:
         self._starters = MeetingThreads(4)
         self.rank, self.size, self.wait_s = 0, 1, 0.0
         self.ring_bytes = 0.0
-        """what this rank has sent in sums, if they are rings: 2 (n − 1) / n of the summed bytes"""
+        """sent in sums by a library, if they are rings: 2 (n − 1) / n of the summed bytes"""
         self.step = 0
-        """the step of the messages that are sent now"""
         self.waiting_since: float | None = None
         """when the current wait for other ranks began (time.monotonic), or None"""
         self.waited_until = 0.0
@@ -86,16 +90,17 @@ class Peers:
                 )
             )
             if workers.transfers:
-                self._transfers = self._wait(
+                self._transfers, self._device_sums = self._wait(
                     lambda: self._starters.run(
                         lambda: self._connect(workers, place, count),
                         is_aborted,
-                        lambda transfers: transfers.close(),
+                        lambda found: found[0].close(),
                     )
                 )
             with self._lock:
                 self._opened = _sockets() - self._before
         self.rank, self.size = place, count
+        self.step = 0  # members have done unlike numbers of steps
 
     def _meet(self, workers: WorkerGroup, number: int) -> Collective:
         if self._backend == "horovod":
@@ -106,14 +111,21 @@ class Peers:
             workers.members.index(number), len(workers.members), workers.rendezvous, self._sum_s
         )
 
-    def _connect(self, workers: WorkerGroup, place: int, count: int) -> Transfers:
+    def _connect(
+        self, workers: WorkerGroup, place: int, count: int
+    ) -> tuple[Transfers, DeviceSums | None]:
         try:
             store = (
                 torchrun_store("transfers")
                 if workers.transfers == TORCHRUN
                 else store_at(workers.transfers, count)
             )
-            return Transfers(place, count, store, own_address(), MEET_S, self._sum_s)
+            transfers = Transfers(place, count, store, own_address(), MEET_S, self._sum_s)
+            if not workers.on_devices:
+                return transfers, None
+            store.set(f"nccl-{place}", str(int(has_nccl())))
+            all_have = all(store.get(f"nccl-{one}") == b"1" for one in range(count))
+            return transfers, DeviceSums(place, count, store, self._sum_s) if all_have else None
         except (RuntimeError, OSError) as error:
             raise PeersLost(f"transfers: {error}") from error
 
@@ -122,6 +134,9 @@ class Peers:
         if self._transfers is not None:
             self._transfers.close()
             self._transfers = None
+        if self._device_sums is not None:
+            self._device_sums.abort()
+            self._device_sums = None
         group, self._group = self._group, None
         self.rank, self.size = 0, 1
         if group is not None:
@@ -136,6 +151,9 @@ class Peers:
         waits for another one, which has already left the group, would wait until the timeout
         (Horovod's coordinator does).
         """
+        sums = self._device_sums
+        if sums is not None:
+            sums.abort()
         with self._lock:
             if self._before is None:
                 return
@@ -152,61 +170,62 @@ class Peers:
                     except OSError:
                         continue
 
-    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum a contiguous tensor over all members, in place.
-
-        Raises PeersLost, and TrainingFailed for a type that the back ends can't sum.
-        """
+    def start_sum(
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        group: Members = None,
+        *,
+        order: MessageOrder = "started",
+    ) -> Started[None]:
+        """Begin a sum. Raises TrainingFailed for a type that the back ends can't sum."""
         _require_summed(tensor, name)
-        self._count(tensor)
+        return super().start_sum(tensor, name, group, order=order)
+
+    def _sum_of_all(
+        self, tensor: torch.Tensor, name: str, order: MessageOrder
+    ) -> Callable[[], object]:
+        if tensor.device.type != "cpu":
+            return self._sum_on_device(tensor, name, order)
         group = self._group
-        return tensor if group is None else self._wait(lambda: group.sum_(tensor, name))
-
-    def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        """Begin a sum without waiting."""
-        _require_summed(tensor, name)
+        assert group is not None
         self._count(tensor)
-        return None if self._group is None else self._group.start_sum(tensor, name)
+        if self._backend == "torch":  # Horovod knows a tensor again by its name
+            name = f"{name} of step {self.step}"
+        if order == "started":
+            return partial(group.finish, group.start_sum(tensor, name))
+        return partial(group.sum_, tensor, name)
+
+    def _sum_on_device(
+        self, tensor: torch.Tensor, name: str, order: MessageOrder
+    ) -> Callable[[], object]:
+        """A sum of a tensor on a GPU: there, if all ranks can, else in host memory."""
+        if self._device_sums is not None:
+            self._count(tensor)
+            return self._device_sums.begin(tensor, order)
+        host = tensor.cpu()
+        end = self._sum_of_all(host, name, order)
+
+        def copied() -> None:
+            end()
+            tensor.copy_(host)
+
+        return copied
 
     def _count(self, tensor: torch.Tensor) -> None:
         self.ring_bytes += 2 * (self.size - 1) / self.size * tensor.nbytes
 
-    def finish(self, handle: Any) -> None:
-        """Wait until a sum from `start_sum` is complete. Raises PeersLost."""
-        group = self._group
-        if group is not None:
-            self._wait(lambda: group.finish(handle))
-
-    def begin_transfer(
-        self,
-        name: str,
-        sends: Mapping[int, Sequence[torch.Tensor]],
-        sources: Sequence[int],
-        *,
-        started: bool = False,
-    ) -> Handle | None:
-        """Send tensors to some members; see `Transfers.begin`. None in a group of one."""
-        group = self._transfers
-        if group is None:
-            return None
-        return group.begin(name, self.step, sends, sources, started=started)
-
-    def finish_transfer(self, handle: Handle | None) -> dict[int, list[torch.Tensor]]:
-        """What the sources sent, by rank. Raises PeersLost, and UnlikeActions."""
-        group = self._transfers
-        if handle is None or group is None:
-            return {}
-        try:
-            return self._wait(lambda: group.finish(handle))  # type: ignore[no-any-return]
-        except OSError as error:
-            raise PeersLost(f"transfers: {error}") from error
+    @property
+    def transfers(self) -> Transfers | None:
+        """The messages to all others, if the worker group was opened for them."""
+        return self._transfers
 
     @property
     def sent_bytes(self) -> int:
         """What this rank has sent in transfers of its group."""
         return self._transfers.sent_bytes if self._transfers is not None else 0
 
-    def _wait(self, act: Callable[[], Any]) -> Any:
+    def _wait(self, act: Callable[[], T]) -> T:
         started = time.perf_counter()
         self.waiting_since = time.monotonic()
         try:

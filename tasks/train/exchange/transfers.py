@@ -1,37 +1,40 @@
 """Messages between pairs of ranks: tensors of any shape, with a header that says what they are.
 
-Sums go through `collective`. A layout that divides the model also gathers rows of different
-lengths and exchanges parts of tensors. torch.distributed does not fit: Gloo delivers a short
-message silently, and a receiver must know the size before (a batch of sequences has any length).
+`group_exchange` builds its operations from them. torch.distributed does not fit: Gloo delivers a
+short message silently, and a receiver must know the size before (a batch of sequences has any
+length).
 
-One thread per rank sends and receives on all connections, so a transfer goes on while the rank
-computes. Every message carries its step, its name, and the type and shape of its tensors; a rank
-that expects another one raises an error at once.
+A thread sends and receives, so a transfer goes on while the rank computes. Every message carries
+its step, its name, and the type and shape of its tensors; a rank that expects another one raises an
+error at once.
 """
 
 from __future__ import annotations
 
 import json
-import selectors
-import socket
-import struct
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.exchange.connections import connect
+from trainwright.tasks.train.exchange.message_thread import MessageHeader, MessageThread
 
-_PREFIX = struct.Struct("!II")
-"""The bytes of the header, and whether the message belongs to started transfers."""
-_MOST_HEADER_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 20
-"""The most that one call sends or receives."""
+MessageOrder = Literal["blocking", "started", "pairs"]
+"""Messages are matched by their number among those of one order between two ranks.
+
+So ranks may begin transfers of one order at different points between those of another.
+"""
+MessageKey = tuple[int, MessageOrder, int]
+"""The other rank, the order, and the number of a message."""
+Received = dict[int, list[torch.Tensor]]
+"""Tensors by the rank that sent them."""
 
 
 class UnlikeActions(TrainingFailed):
@@ -40,25 +43,22 @@ class UnlikeActions(TrainingFailed):
     kind = "unlike_actions"
 
 
-@dataclass
-class _Incoming:
-    """A message that is being received: first its prefix, then its header, then its tensors."""
-
-    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_PREFIX.size)))
-    at: int = 0
-    started: bool = False
-    header: dict[str, Any] | None = None
-    payload: bytearray | None = None
-
-
-@dataclass
-class Handle:
-    """A transfer under way: from which ranks a message of this name is to come."""
+@dataclass(eq=False)
+class PendingTransfer:
+    """A transfer under way: which messages of this name are to come, and which have not left."""
 
     name: str
     step: int
-    sources: Sequence[int]
-    started: bool
+    keys: Sequence[MessageKey]
+    then: Callable[[Received], None] | None = None
+    missing: set[MessageKey] = field(default_factory=set)
+    """of one with `then`: the messages that have not come"""
+    followed: bool = False
+    """whether `then` has returned or raised"""
+    error: Exception | None = None
+    """raised by `then`"""
+    unsent: list[int] = field(default_factory=list)
+    """the ranks to which a message has not left yet"""
 
 
 class Transfers:
@@ -69,24 +69,19 @@ class Transfers:
     ) -> None:
         """Connect to all others (`connections.connect`); `most_wait_s` is the timeout of a wait."""
         self.rank, self.size, self._most_wait_s = rank, size, most_wait_s
-        self._connections = connect(rank, size, store, address, meet_s)
-        self._to_send: dict[int, deque[memoryview]] = {one: deque() for one in self._connections}
-        self._incoming = {one: _Incoming() for one in self._connections}
-        self._arrived: dict[tuple[int, bool], deque[tuple[dict[str, Any], bytearray]]] = (
-            defaultdict(deque)
+        self._sent, self._expected = (
+            Counter[tuple[int, MessageOrder]](),
+            Counter[tuple[int, MessageOrder]](),
         )
+        """how many messages of each order there are to and from each rank"""
+        self._arrived: dict[MessageKey, tuple[MessageHeader, bytearray]] = {}
+        self._following: dict[MessageKey, PendingTransfer] = {}
+        """the transfers whose `then` waits for a message"""
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
-        self._closed = False
-        self._wake, self._woken = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        for other, connection in self._connections.items():
-            connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, other)
         self.sent_bytes = 0
-        self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
-        self._thread.start()
+        connections = connect(rank, size, store, address, meet_s)
+        self._thread = MessageThread(connections, self._arrive, self._lose)
 
     def begin(
         self,
@@ -95,163 +90,174 @@ class Transfers:
         sends: Mapping[int, Sequence[torch.Tensor]],
         sources: Sequence[int],
         *,
-        started: bool = False,
-    ) -> Handle:
-        """Send tensors to some ranks; `finish` returns what comes from `sources`.
+        order: MessageOrder = "blocking",
+        then: Callable[[Received], None] | None = None,
+    ) -> PendingTransfer:
+        """Send tensors to some ranks, and expect messages of this name from `sources`.
 
-        All ranks begin the same transfers in the same order, separately for `started` ones, which
-        are finished later.
+        Any two ranks begin the transfers between them in the same order, separately for each
+        `order`; they may finish them in any order. The tensors must stay unchanged until `finish`.
+        `then` is called with the messages in any thread, as soon as all of them are there.
         """
-        encoded: dict[int, list[memoryview]] = {}
+        transfer = self.expect(name, step, sources, order=order, then=then)
+        self.send(transfer, sends, self.keys_to(list(sends), order))
+        return transfer
+
+    def expect(
+        self,
+        name: str,
+        step: int,
+        sources: Sequence[int],
+        *,
+        order: MessageOrder,
+        then: Callable[[Received], None] | None = None,
+    ) -> PendingTransfer:
+        """As `begin`, but send nothing yet."""
         with self._changed:
-            for other, tensors in sends.items():
-                if id(tensors) not in encoded:
-                    encoded[id(tensors)] = _encoded(name, step, tensors, started=started)
-                pieces = encoded[id(tensors)]
-                self._to_send[other].extend(pieces)
-                self.sent_bytes += sum(map(len, pieces))
-        self._wake.send(b"\0")
-        return Handle(name, step, sources, started)
+            keys = [self._next(self._expected, source, order) for source in sources]
+            transfer = PendingTransfer(name, step, keys, then)
+            if then is not None:
+                transfer.missing = {key for key in keys if key not in self._arrived}
+                self._following.update(dict.fromkeys(transfer.missing, transfer))
+        if then is not None and not transfer.missing:
+            self._follow(transfer)
+        return transfer
 
-    def finish(self, handle: Handle) -> dict[int, list[torch.Tensor]]:
-        """The tensors from each source, in host memory.
+    def keys_to(self, others: Sequence[int], order: MessageOrder) -> list[MessageKey]:
+        """Keys of messages, one to each of these ranks, which are sent now or later."""
+        with self._changed:
+            return [self._next(self._sent, other, order) for other in others]
 
-        Raises OSError if a rank is lost or silent, and UnlikeActions if another message comes.
+    def _next(
+        self, count: Counter[tuple[int, MessageOrder]], other: int, order: MessageOrder
+    ) -> MessageKey:
+        count[other, order] += 1
+        return other, order, count[other, order]
+
+    def send(
+        self,
+        transfer: PendingTransfer,
+        sends: Mapping[int, Sequence[torch.Tensor]],
+        keys: Sequence[MessageKey],
+    ) -> None:
+        """Send the messages of a transfer; `keys` are in the order of `sends`."""
+        encoded: dict[int, tuple[MessageHeader, list[memoryview]]] = {}
+        for key, (other, tensors) in zip(keys, sends.items(), strict=True):
+            if id(tensors) not in encoded:
+                encoded[id(tensors)] = _encoded(transfer.name, transfer.step, tensors)
+            header, content = encoded[id(tensors)]
+            with self._changed:
+                transfer.unsent.append(other)
+            text = json.dumps({**header, "order": key[1], "number": key[2]}).encode()
+            self.sent_bytes += self._thread.send(
+                other, text, content, partial(self._left, transfer, other)
+            )
+
+    def finish(self, transfer: PendingTransfer) -> Received:
+        """Wait for a transfer's messages, and until its own have left.
+
+        The tensors from each source, in host memory; none if it has a `then`. Raises OSError if a
+        rank is lost or silent, UnlikeActions if another message comes, and what `then` raised.
         """
-        return {source: self._take(handle, source) for source in handle.sources}
+        found: Received = {}
+        if transfer.then is None:
+            for key in transfer.keys:
+                self._wait(transfer, partial(self._not_arrived, key))
+                found[key[0]] = self._opened(transfer, key)
+        else:
+            sources = [key[0] for key in transfer.keys]
+            self._wait(transfer, lambda: [] if transfer.followed else sources)
+        if transfer.error is not None:
+            raise transfer.error
+        self._wait(transfer, lambda: transfer.unsent)
+        return found
 
-    def _take(self, handle: Handle, source: int) -> list[torch.Tensor]:
+    def _not_arrived(self, key: MessageKey) -> list[int]:
+        return [] if key in self._arrived else [key[0]]
+
+    def _wait(self, transfer: PendingTransfer, missing: Callable[[], Sequence[int]]) -> None:
+        """Wait while any ranks are `missing`."""
         until = time.monotonic() + self._most_wait_s
-        waiting = self._arrived[source, handle.started]
         with self._changed:
-            while not waiting:
-                if source in self._lost:
-                    raise OSError(f"rank {source}: {self._lost[source]}")
+            while others := missing():
+                for one in others:
+                    if one in self._lost:
+                        raise OSError(f"rank {one}: {self._lost[one]}")
                 if not self._changed.wait(until - time.monotonic()):
-                    raise TimeoutError(f"{handle.name}: nothing came from rank {source}")
-            header, payload = waiting.popleft()
-        if (header["name"], header["step"]) != (handle.name, handle.step):
+                    names = ", ".join(map(str, others))
+                    raise TimeoutError(f"{transfer.name}: nothing came from rank {names}")
+
+    def _opened(self, transfer: PendingTransfer, key: MessageKey) -> list[torch.Tensor]:
+        """The tensors of a message that is there. Raises UnlikeActions."""
+        header, content = self._arrived.pop(key)
+        if (header["name"], header["step"]) != (transfer.name, transfer.step):
             raise UnlikeActions(
-                f"rank {self.rank} expects {handle.name} of step {handle.step} from rank {source}, "
-                f"which sent {header['name']} of step {header['step']}: the model's code does not "
-                "run alike on all ranks",
+                f"rank {self.rank} expects {transfer.name} of step {transfer.step} from rank "
+                f"{key[0]}, which sent {header['name']} of step {header['step']}: the model's "
+                "code does not run alike on all ranks",
                 final=True,
             )
-        return _decoded(header, payload)
+        return _decoded(header, content)
+
+    def close(self) -> None:
+        """End the thread and close all connections."""
+        self._thread.close()
 
     # -- in the thread ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._closed:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    self._woken.recv(4096)
-                    continue
-                try:
-                    self._receive(key.data)
-                except (OSError, ValueError) as error:
-                    self._lose(key.data, str(error) or type(error).__name__)
-            for other in list(self._connections):
-                if other not in self._lost:
-                    try:
-                        self._send(other)
-                    except OSError as error:
-                        self._lose(other, str(error))
+    def _arrive(self, other: int, header: MessageHeader, content: bytearray) -> None:
+        key = other, header["order"], header["number"]
+        with self._changed:
+            self._arrived[key] = header, content
+            transfer = self._following.pop(key, None)
+            if transfer is not None:
+                transfer.missing.discard(key)
+            self._changed.notify_all()
+        if transfer is not None and not transfer.missing:
+            self._follow(transfer)
+
+    def _follow(self, transfer: PendingTransfer) -> None:
+        """All messages of a transfer are there: do what follows."""
+        assert transfer.then is not None
+        try:
+            transfer.then({key[0]: self._opened(transfer, key) for key in transfer.keys})
+        except Exception as error:  # noqa: BLE001 - `finish` raises it in the rank's own thread
+            transfer.error = error
+        with self._changed:
+            transfer.followed = True
+            self._changed.notify_all()
+
+    def _left(self, transfer: PendingTransfer, other: int) -> None:
+        with self._changed:
+            transfer.unsent.remove(other)
+            self._changed.notify_all()
 
     def _lose(self, other: int, why: str) -> None:
-        self._selector.unregister(self._connections[other])
         with self._changed:
             self._lost[other] = why
             self._changed.notify_all()
 
-    def _send(self, other: int) -> None:
-        """Send what the connection takes, and ask to be called when it takes more."""
-        queue, connection = self._to_send[other], self._connections[other]
-        while queue:
-            try:
-                count = connection.send(queue[0][:_PIECE_BYTES])
-            except BlockingIOError:
-                break
-            if count == len(queue[0]):
-                queue.popleft()
-            else:
-                queue[0] = queue[0][count:]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if queue else 0)
-        if self._selector.get_key(connection).events != wanted:
-            self._selector.modify(connection, wanted, other)
-
-    def _receive(self, other: int) -> None:
-        """Receive what has come. Raises OSError if the connection is closed."""
-        connection = self._connections[other]
-        while True:
-            incoming = self._incoming[other]
-            room = incoming.buffer[incoming.at : incoming.at + _PIECE_BYTES]
-            try:
-                count = connection.recv_into(room)
-            except BlockingIOError:
-                return
-            if count == 0:
-                raise ConnectionResetError("closed its connection")
-            incoming.at += count
-            while self._incoming[other].at == len(self._incoming[other].buffer):
-                self._go_on(other, self._incoming[other])
-
-    def _go_on(self, other: int, incoming: _Incoming) -> None:
-        """A buffer is full: of the prefix, of the header, or of the tensors."""
-        incoming.at = 0
-        if incoming.header is None and incoming.payload is None:
-            length, started = _PREFIX.unpack(incoming.buffer)
-            if not 0 < length <= _MOST_HEADER_BYTES:
-                raise ValueError(f"sent a header of {length} bytes")
-            incoming.started, incoming.payload = bool(started), bytearray(0)
-            incoming.buffer = memoryview(bytearray(length))
-            return
-        if incoming.header is None:
-            incoming.header = json.loads(bytes(incoming.buffer))
-            incoming.payload = bytearray(incoming.header["bytes"])
-            incoming.buffer = memoryview(incoming.payload)
-            if incoming.payload:
-                return
-        assert incoming.payload is not None
-        with self._changed:
-            self._arrived[other, incoming.started].append((incoming.header, incoming.payload))
-            self._changed.notify_all()
-        self._incoming[other] = _Incoming()
-
-    def close(self) -> None:
-        """End the thread and close all connections."""
-        if self._closed:
-            return
-        self._closed = True
-        self._wake.send(b"\0")
-        self._thread.join()
-        for one in (*self._connections.values(), self._wake, self._woken):
-            one.close()
-        self._selector.close()
-
 
 def _encoded(
-    name: str, step: int, tensors: Sequence[torch.Tensor], *, started: bool
-) -> list[memoryview]:
-    """A message in pieces: prefix and header, then each tensor's memory."""
+    name: str, step: int, tensors: Sequence[torch.Tensor]
+) -> tuple[MessageHeader, list[memoryview]]:
+    """A message's header, and its content in pieces: each tensor's memory."""
     hosted = [one.detach().cpu().contiguous() for one in tensors]
-    header = json.dumps(
-        {
-            "name": name,
-            "step": step,
-            "tensors": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in hosted],
-            "bytes": sum(_padded(one.nbytes) for one in hosted),
-        }
-    ).encode()
-    pieces = [memoryview(_PREFIX.pack(len(header), started) + header)]
+    header = {
+        "name": name,
+        "step": step,
+        "tensors": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in hosted],
+        "bytes": sum(_padded(one.nbytes) for one in hosted),
+    }
+    content = []
     for one in hosted:
         if one.numel():
             # A single element is contiguous with any stride, but torch views only a stride of 1.
             flat = one.reshape(-1).as_strided((one.numel(),), (1,))
-            pieces.append(flat.view(torch.uint8).numpy().data)
+            content.append(flat.view(torch.uint8).numpy().data)
         if padding := _padded(one.nbytes) - one.nbytes:
-            pieces.append(memoryview(bytes(padding)))
-    return pieces
+            content.append(memoryview(bytes(padding)))
+    return header, content
 
 
 def _padded(size: int) -> int:
@@ -259,14 +265,14 @@ def _padded(size: int) -> int:
     return -(-size // 8) * 8
 
 
-def _decoded(header: Mapping[str, Any], payload: bytearray) -> list[torch.Tensor]:
-    """A message's tensors, which share the memory of the payload."""
+def _decoded(header: MessageHeader, content: bytearray) -> list[torch.Tensor]:
+    """A message's tensors, which share the memory of its content."""
     found, at = [], 0
     for dtype_name, shape in header["tensors"]:
         dtype = getattr(torch, dtype_name)
         count = torch.Size(shape).numel()
         if count:
-            found.append(torch.frombuffer(payload, dtype=dtype, count=count, offset=at).view(shape))
+            found.append(torch.frombuffer(content, dtype=dtype, count=count, offset=at).view(shape))
         else:
             found.append(torch.empty(shape, dtype=dtype))
         at += _padded(count * dtype.itemsize)

@@ -26,7 +26,7 @@ from trainwright.tasks.train.membership.state import MembershipPolicy
 from trainwright.tasks.train.membership.state_machine import Membership
 from trainwright.tasks.train.membership.transitions import stopped_before_a_step
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.worker_group import WorkerGroup
+from trainwright.tasks.train.worker_group import WorkerGroup, needs_transfers, sums_on_devices
 
 _END_GRACE_S = 3.0
 _CHECK_LEASE_EVERY_S = 1.0
@@ -267,15 +267,15 @@ class Launcher:
     def _form(self, group: WorkerGroup) -> None:
         machines = [self._processes.machines[number] for number in group.members]
         rendezvous = self._processes.rendezvous.open(group.generation, machines)
-        layout = self._order.request.plan.layout
+        plan = self._order.request.plan
         transfers = (
             self._processes.rendezvous.open_transfers(group.generation)
-            if layout is not None and layout.has_transfers
+            if needs_transfers(plan.layout, plan.devices)
             else ""
         )
-        group = group.model_copy(
-            update={"machines": machines, "rendezvous": rendezvous, "transfers": transfers}
-        )
+        where = {"machines": machines, "rendezvous": rendezvous, "transfers": transfers}
+        on_devices = sums_on_devices(plan.devices)
+        group = group.model_copy(update={**where, "on_devices": on_devices})
         if group.generation > 1 and not group.end:
             said = {"generation": group.generation, "reason": group.reason}
             progress.emit("world", ranks=group.members, **said)

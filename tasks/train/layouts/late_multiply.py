@@ -102,8 +102,7 @@ class LateMultiplied:
 
         Returns |g|². Without any rows, the gradients are None.
         """
-        exact, device = wide(self.module.weight.dtype), self.module.weight.device
-        whole = joined([Factors(*(one.to(device) for one in part)) for part in parts])
+        exact, whole = wide(self.module.weight.dtype), joined(parts)
         if not len(whole.inputs):
             for parameter in self.parameters:
                 parameter.grad = None

@@ -14,7 +14,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.layout import Layout
-from trainwright.tasks.train.exchange.collective import Exchange
+from trainwright.tasks.train.exchange.group_exchange import Exchange, Started
 from trainwright.tasks.train.layouts.cuts import cuts_among
 from trainwright.tasks.train.layouts.factors import Factors, ProductPhase
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
@@ -91,7 +91,7 @@ class LayoutWork:
         """|g|² of the rows that this rank holds"""
         self.overflowed = False
         """whether a factor of this rank is not finite"""
-        self._sent: list[tuple[LateMultiplied, Factors, Any]] = []
+        self._sent: list[tuple[LateMultiplied, Started[list[list[torch.Tensor]]]]] = []
 
     def _computed(self, layer: str, phase: ProductPhase, rows: float) -> None:
         self.computed(layer, phase, rows / self._rows_per_sample[layer])
@@ -163,15 +163,11 @@ class LayoutWork:
             self._send(self._late[len(self._sent)])
 
     def _send(self, late: LateMultiplied) -> None:
-        own, exchange = late.own(self.loss_scale, self._type), self._exchange
+        own = late.own(self.loss_scale, self._type)
         square = late.square(own)
         self.own_square += square
         self.overflowed |= not math.isfinite(square)
-        others = [rank for rank in range(exchange.size) if rank != exchange.rank]
-        handle = exchange.begin_transfer(
-            f"factors {late.name}", dict.fromkeys(others, own), others, started=True
-        )
-        self._sent.append((late, own, handle))
+        self._sent.append((late, self._exchange.start_gather(own, f"factors {late.name}")))
 
     def send_rest(self) -> None:
         """After the backward pass: send what is left, and make the gradients of sharded layers."""
@@ -189,12 +185,8 @@ class LayoutWork:
 
     def finish(self) -> None:
         """Wait for the factors of all ranks, and set the gradients."""
-        for late, own, handle in self._sent:
-            came = self._exchange.finish_transfer(handle)
-            parts = [
-                own if rank == self._exchange.rank else Factors(*came[rank])
-                for rank in range(self._exchange.size)
-            ]
+        for late, gathered in self._sent:
+            parts = [Factors(*one) for one in self._exchange.finish(gathered)]
             self.joint_square += late.finish(parts)
             self._computed(late.name, "weight_gradient", sum(len(one.inputs) for one in parts))
         if self._joint_steps:

@@ -22,7 +22,7 @@ from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
 from trainwright.estimator.precision import wide
-from trainwright.tasks.train.exchange.collective import Exchange
+from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.layouts.factors import (
     Dense,
     Factors,
@@ -111,30 +111,17 @@ class Sharded:
             return found.view(*inputs.shape, found.shape[1])
         return found.view(*inputs.shape[:-1], found.shape[1])
 
-    def _send(self, what: str, to: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Send a tensor to each other rank; returns what each of them sends."""
-        exchange, own = self._exchange, self._exchange.rank
-        others = [rank for rank in range(exchange.size) if rank != own]
-        sends = {rank: [to[rank]] for rank in others}
-        handle = exchange.begin_transfer(f"{what} {self.name} {self.part}", sends, others)
-        found = {rank: one[0] for rank, one in exchange.finish_transfer(handle).items()}
-        device = self.module.weight.device
-        return {**{rank: one.to(device) for rank, one in found.items()}, own: to[own]}
-
     def _note(self, phase: ProductPhase, inputs: Sequence[torch.Tensor]) -> None:
         """A product of these inputs and this rank's rows has been computed."""
         rows = sum(len(one) for one in inputs)
         self.computed(self.name, phase, rows * self.rows_held / self.total)
 
-    def _by_rank(self, found: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        return [found[rank] for rank in range(self._exchange.size)]
-
-    def _to_all(self, own: torch.Tensor) -> dict[int, torch.Tensor]:
-        return dict.fromkeys(range(self._exchange.size), own)
+    def _named(self, what: str) -> str:
+        return f"{what} {self.name} {self.part}"
 
     def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The inputs of all ranks."""
-        return self._by_rank(self._send("inputs", self._to_all(rows)))
+        return [one for (one,) in self._exchange.gather([rows], self._named("inputs"))]
 
     def outputs(self, everyone: list[torch.Tensor]) -> torch.Tensor:
         """The outputs of this rank's samples, from the inputs of all."""
@@ -145,20 +132,19 @@ class Sharded:
         product = functional.linear(rows, weight.flatten(1), bias)
         pieces = product.split([len(one) for one in everyone])
         self._note("forward", everyone)
-        came = self._by_rank(self._send("outputs", dict(enumerate(pieces))))
-        return torch.cat(came, dim=1)
+        return torch.cat(self._exchange.exchange(pieces, self._named("outputs")), dim=1)
 
     def _looked_up(self, everyone: list[torch.Tensor]) -> torch.Tensor:
         """The table's rows of this rank's tokens."""
         weight, own = self.module.weight, everyone[self._exchange.rank]
-        pieces = {
-            rank: weight[tokens[self._has(tokens, self._exchange.rank)] - self._own[0]]
-            for rank, tokens in enumerate(everyone)
-        }
+        pieces = [
+            weight[tokens[self._has(tokens, self._exchange.rank)] - self._own[0]]
+            for tokens in everyone
+        ]
         self._note("forward", everyone)
-        came = self._send("outputs", pieces)
+        came = self._exchange.exchange(pieces, self._named("outputs"))
         found = weight.new_empty((len(own), weight.shape[1]))
-        for rank, rows in came.items():
+        for rank, rows in enumerate(came):
             found[self._has(own, rank)] = rows
         return found
 
@@ -174,11 +160,10 @@ class Sharded:
         """The inputs' gradient of this rank's samples; keeps the factors of this rank's rows."""
         own = self._exchange.rank
         if isinstance(self.module, nn.Embedding):
-            pieces = {
-                rank: gradient[self._has(everyone[own], rank)]
-                for rank in range(self._exchange.size)
-            }
-            came = self._by_rank(self._send("output gradients", pieces))
+            pieces = [
+                gradient[self._has(everyone[own], rank)] for rank in range(self._exchange.size)
+            ]
+            came = self._exchange.exchange(pieces, self._named("output gradients"))
             self._kept.append(
                 [
                     self._of_table(tokens[self._has(tokens, own)], rows)
@@ -187,20 +172,17 @@ class Sharded:
             )
             return None
         assert self.cuts is not None
-        columns = {
-            rank: gradient[:, begin:end].contiguous() for rank, (begin, end) in enumerate(self.cuts)
-        }
-        came = self._by_rank(self._send("output gradients", columns))
+        columns = [gradient[:, begin:end].contiguous() for begin, end in self.cuts]
+        came = self._exchange.exchange(columns, self._named("output gradients"))
         self._kept.append([Factors(*pair) for pair in zip(everyone, came, strict=True)])
         weight = self.module.weight
         # Every rank computes and sends, or none does: all run the same model.
         if not wanted:
             return None
         partial = torch.cat(came) @ weight.flatten(1).to(gradient.dtype)
-        parts = dict(enumerate(partial.split([len(one) for one in everyone])))
+        parts = partial.split([len(one) for one in everyone])
         self._note("input_gradient", everyone)
-        sums = self._by_rank(self._send("input gradients", parts))
-        return torch.stack(sums).sum(0)
+        return self._exchange.scatter_sum(parts, self._named("input gradients"))
 
     def _of_table(self, tokens: torch.Tensor, gradients: torch.Tensor) -> Factors:
         """Factors of this rank's rows of a table, which it counts from 0."""

@@ -73,7 +73,7 @@ class JointForward:
 
     def sum(self, sums: torch.Tensor, direction: str) -> torch.Tensor:
         """Sum over ranks in host memory."""
-        return self.collective.sum_(sums.cpu(), f"{self.name}.{direction}").to(sums.device)
+        return self.collective.sum_(sums, f"{self.name}.{direction}")
 
     def _track(self, mean: torch.Tensor, unbiased_variance: torch.Tensor) -> None:
         norm = self.norm

@@ -4,17 +4,20 @@ With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r
 each rank scales its loss by b_r / B before the backward pass, and the gradients are summed in fp32
 or fp64. (Averaging the ranks' means instead would weight their samples wrongly.)
 
-Gradients are sent in buckets. Each bucket is sent as soon as the backward pass has filled it,
-while the pass continues. A model that fits into one bucket needs no hooks for that. The layout of
-the buckets is fixed: with three or more ranks, the order of additions affects the last digit of a
-sum, and a replay must reproduce it.
+Gradients stand one after another in the order of the backward pass, and are sent in chunks of a
+fixed size; a large parameter is in several of them. Each chunk is sent as soon as the backward pass
+has filled it, while the pass continues. A model that fits into one chunk needs no hooks for that.
+With three or more ranks, the order of additions affects the last digit of a sum, and a replay must
+reproduce it: so chunks are the same in every step.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -26,12 +29,12 @@ from trainwright.tasks.train.exchange.collective import Collective
 
 
 @dataclass
-class _Bucket:
-    """A flat buffer in host memory for the gradients of some parameters, and each one's part."""
+class _SummedChunk:
+    """A part of the gradients, flat in host memory, and the parameters that have a share of it."""
 
     name: str
     flat: torch.Tensor
-    parts: dict[int, torch.Tensor]
+    parameters: range
     missing: set[int] = field(default_factory=set)
     handle: Any = None
 
@@ -46,14 +49,22 @@ class GradientSum:
         self,
         parameters: Iterable[torch.nn.Parameter],
         collective: Collective,
-        bucket_bytes: int = GRADIENT_BUCKET_BYTES,
+        chunk_bytes: int = GRADIENT_BUCKET_BYTES,
+        device: torch.device | None = None,
     ) -> None:
-        """`parameters` are in the order of the forward pass."""
+        """`parameters` are in the order of the forward pass.
+
+        Their sums are on `device`, in host memory by default.
+        """
         # The backward pass reaches the last parameters first.
         self._parameters = [one for one in parameters if one.requires_grad][::-1]
         self._collective = collective
-        self._buckets = _buckets(self._parameters, bucket_bytes)
-        self._sent = 0
+        self._views: list[torch.Tensor] = []
+        """the place of each parameter's gradient"""
+        self._chunks: list[_SummedChunk] = []
+        self._lay_out(chunk_bytes, device or torch.device("cpu"))
+        self._sent = self._filled = 0
+        """how many chunks are sent, and how many gradients are in their places"""
         self.own_square = 0.0
         """|h|² of what this rank has sent in this step, h = (b_r / B) · g_r."""
         self.used = [0.0] * len(self._parameters)
@@ -62,45 +73,68 @@ class GradientSum:
         """Whether this rank sent a gradient that is not finite."""
         self.loss_scale = 1.0
         """The factor on the loss besides b_r / B."""
+        self._squares: list[torch.Tensor] = []
+        """of each chunk that is sent"""
         self._widened: dict[int, torch.Tensor] = {}
         """fp32 sums of half-precision gradients over micro-batches, by parameter"""
         self.last = True
         """Whether this is the step's last backward pass; earlier ones only accumulate."""
-        for at, bucket in enumerate(self._buckets):
-            for number in bucket.parts:
-                short = wide(self._parameters[number].dtype) != self._parameters[number].dtype
-                if short or len(self._buckets) > 1:
-                    self._parameters[number].register_post_accumulate_grad_hook(
-                        self._hook(at, number, short=short)
-                    )
+        for number, parameter in enumerate(self._parameters):
+            short = wide(parameter.dtype) != parameter.dtype
+            if short or len(self._chunks) > 1:
+                parameter.register_post_accumulate_grad_hook(self._hook(number, short=short))
+
+    def _lay_out(self, chunk_bytes: int, device: torch.device) -> None:
+        """Allocate the gradients, and divide them into chunks. A chunk has one type."""
+        begin = 0
+        for dtype, group in groupby(self._parameters, lambda one: wide(one.dtype)):
+            counts = [one.numel() for one in group]
+            flat = torch.zeros(sum(counts), dtype=dtype, device=device)
+            shapes = [one.shape for one in self._parameters[begin : begin + len(counts)]]
+            self._views += [
+                part.view(shape) for part, shape in zip(flat.split(counts), shapes, strict=True)
+            ]
+            ends = [*accumulate(counts)]
+            size = max(1, chunk_bytes // dtype.itemsize)
+            for part in flat.split(size) if len(flat) else ():
+                at = part.storage_offset()
+                first = bisect_right(ends, at)
+                last = bisect_left(ends, at + part.numel())
+                parameters = range(begin + first, begin + last + 1)
+                self._chunks.append(
+                    _SummedChunk(f"gradients.{len(self._chunks)}", part, parameters)
+                )
+            begin += len(counts)
 
     def begin(self) -> None:
         """Start a step: drop the gradients of the previous one."""
-        for bucket in self._buckets:
-            bucket.handle = None
-            bucket.missing.update(bucket.parts)
+        for chunk in self._chunks:
+            chunk.handle = None
+            chunk.missing.update(chunk.parameters)
         for parameter in self._parameters:
             parameter.grad = None
-        self._sent = 0
+        self._sent = self._filled = 0
         self.own_square = 0.0
+        self._squares.clear()
         self._widened.clear()
         self.overflowed = False
 
-    def _hook(self, at: int, number: int, *, short: bool) -> Any:
-        bucket = self._buckets[at]
+    def _hook(self, number: int, *, short: bool) -> Any:
+        places = [at for at, one in enumerate(self._chunks) if number in one.parameters]
 
         def arrived(_: torch.Tensor) -> None:
             if short:
                 self._widen(number)
-            if not self.last:
+            if not self.last or not places:
                 return
-            if self._sent > at:
+            if self._sent > places[0]:
                 raise TrainingFailed(
                     "model: a parameter receives its gradient in several parts, which is not "
                     "supported; if the model uses torch.utils.checkpoint, pass use_reentrant=False"
                 )
-            bucket.missing.discard(number)
-            if not bucket.missing:
+            for at in places:
+                self._chunks[at].missing.discard(number)
+            if not self._chunks[places[0]].missing:
                 self._send(only_full=True)
 
         return arrived
@@ -115,56 +149,63 @@ class GradientSum:
             )
             parameter.grad = None
 
-    def _fill(self, bucket: _Bucket) -> None:
-        """Copy the gradients into their bucket, zeros for parameters that were not used."""
-        parts, gradients = [], []
-        for number, part in bucket.parts.items():
+    def _fill(self, end: int) -> None:
+        """Copy the gradients before `end` into their places, zeros for parameters not used."""
+        places, gradients = [], []
+        for number in range(self._filled, end):
             gradient = self._widened.pop(number, self._parameters[number].grad)
             self.used[number] = float(gradient is not None)
             if gradient is None:
-                part.zero_()
+                self._views[number].zero_()
             else:
-                parts.append(part)
+                places.append(self._views[number])
                 gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
-        if parts:
-            torch._foreach_copy_(parts, gradients)
+        if places:
+            torch._foreach_copy_(places, gradients)
+        self._filled = max(self._filled, end)
 
     def _send(self, *, only_full: bool) -> None:
-        """Send the next buckets, in order: all ranks must start the same sums in the same order."""
-        while self._sent < len(self._buckets) and not (
-            only_full and self._buckets[self._sent].missing
+        """Send the next chunks, in order: all ranks must start the same sums in the same order."""
+        while self._sent < len(self._chunks) and not (
+            only_full and self._chunks[self._sent].missing
         ):
-            bucket = self._buckets[self._sent]
-            self._fill(bucket)
+            chunk = self._chunks[self._sent]
+            self._fill(chunk.parameters.stop)
             if self.loss_scale != 1:
-                bucket.flat.div_(self.loss_scale)
+                chunk.flat.div_(self.loss_scale)
             # Before the sum, which overwrites the buffer.
-            square = float(torch.dot(bucket.flat, bucket.flat))
-            self.overflowed |= not math.isfinite(square) and not bool(bucket.flat.isfinite().all())
-            self.own_square += square
-            bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
+            self._squares.append(torch.dot(chunk.flat, chunk.flat))
+            if chunk.flat.device.type == "cpu" and not bool(self._squares[-1].isfinite()):
+                self.overflowed |= not bool(chunk.flat.isfinite().all())
+            chunk.handle = self._collective.start_sum(chunk.flat, chunk.name)
             self._sent += 1
 
     def send_rest(self) -> None:
-        """Send the remaining buckets after the backward pass."""
+        """Send the remaining chunks after the backward pass."""
         self._send(only_full=False)
+        self._fill(len(self._parameters))
+        # Once for all chunks: on a GPU, reading a number waits for the backward pass.
+        self.own_square = _total(self._squares)
+        on_device = any(one.device.type != "cpu" for one in self._squares)
+        self.overflowed |= on_device and not math.isfinite(self.own_square)
 
     def finish(self, used_anywhere: Sequence[float]) -> None:
         """Set every `grad` to the sum over ranks, or to None if no rank used the parameter.
 
         `used_anywhere` is the sum of `used` over ranks.
         """
-        for bucket in self._buckets:
-            self._collective.finish(bucket.handle)
-            for number, part in bucket.parts.items():
-                parameter = self._parameters[number]
-                parameter.grad = (
-                    part.to(parameter.device, parameter.dtype) if used_anywhere[number] else None
-                )
+        for chunk in self._chunks:
+            self._collective.finish(chunk.handle)
+        for parameter, view, used in zip(self._parameters, self._views, used_anywhere, strict=True):
+            parameter.grad = view.to(parameter.device, parameter.dtype) if used else None
 
     def joint_square(self) -> float:
         """|g|² of the summed gradient, after `finish`."""
-        return sum(float(torch.dot(bucket.flat, bucket.flat)) for bucket in self._buckets)
+        return _total([torch.dot(chunk.flat, chunk.flat) for chunk in self._chunks])
+
+
+def _total(numbers: Sequence[torch.Tensor]) -> float:
+    return float(torch.stack([one.double() for one in numbers]).sum()) if numbers else 0.0
 
 
 def clip(
@@ -186,30 +227,3 @@ def clip(
     if norm > bound:
         gradients += [one.grad for one in parts if one.grad is not None]
         torch._foreach_mul_(gradients, bound / (norm + 1e-6))
-
-
-def _buckets(parameters: list[torch.nn.Parameter], most_bytes: int) -> list[_Bucket]:
-    groups: list[list[int]] = []
-    size = 0
-    for number, parameter in enumerate(parameters):
-        dtype = wide(parameter.dtype)
-        count = parameter.numel() * dtype.itemsize
-        if (
-            not groups
-            or size + count > most_bytes
-            or wide(parameters[groups[-1][0]].dtype) != dtype
-        ):
-            groups.append([])
-            size = 0
-        groups[-1].append(number)
-        size += count
-    buckets = []
-    for at, group in enumerate(groups):
-        counts = [parameters[number].numel() for number in group]
-        flat = torch.zeros(sum(counts), dtype=wide(parameters[group[0]].dtype))
-        parts = {
-            number: part.view(parameters[number].shape)
-            for number, part in zip(group, flat.split(counts), strict=True)
-        }
-        buckets.append(_Bucket(f"gradients.{at}", flat, parts))
-    return buckets

@@ -30,7 +30,9 @@ from trainwright.tasks.train.batch.half_batches import due, half_squares
 from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.channel import usage_of_this_process
-from trainwright.tasks.train.exchange.collective import Exchange, PeersLost
+from trainwright.tasks.train.exchange.collective import PeersLost
+from trainwright.tasks.train.exchange.device_sums import has_nccl
+from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.rank import keyed_dropout
 from trainwright.tasks.train.rank.batch_loader import BatchTensors
 from trainwright.tasks.train.rank.emulated_device import EmulatedDevice
@@ -41,6 +43,7 @@ from trainwright.tasks.train.rank.validation_metrics import ValidationMetrics, s
 from trainwright.tasks.train.record.step_actions import StepActions
 from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
 from trainwright.tasks.train.request import TrainRequest
+from trainwright.tasks.train.worker_group import sums_on_devices
 
 LEAST_VALIDATION_BATCH = 64
 _NO_MEMORY = (
@@ -116,6 +119,7 @@ class Rank(Replica):
             self._layout.summed,
             self.collective,
             layout.chunk_bytes if layout is not None else GRADIENT_BUCKET_BYTES,
+            device if has_nccl() and sums_on_devices(request.plan.devices) else None,
         )
         self._with_buffers = [module for module in self.model.modules() if module._buffers]
         self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None

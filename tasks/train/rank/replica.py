@@ -18,7 +18,8 @@ from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
 from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
-from trainwright.tasks.train.exchange.collective import Exchange, take_from_first
+from trainwright.tasks.train.exchange.collective import take_from_first
+from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
 from trainwright.tasks.train.layouts.row_state import row_shapes, whole_rows

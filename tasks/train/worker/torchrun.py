@@ -38,7 +38,7 @@ from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.checkpoint.uploader import Uploader, recover, rewind
 from trainwright.tasks.train.exchange.collective import TORCHRUN, torchrun_store
 from trainwright.tasks.train.request import Order, TrainRequest
-from trainwright.tasks.train.worker_group import WorkerGroup
+from trainwright.tasks.train.worker_group import WorkerGroup, needs_transfers, sums_on_devices
 
 _LEAST_PAUSE_S, _LOOK_S = 0.25, 0.05
 
@@ -90,12 +90,13 @@ class TorchrunChannel:
             self._shared().set("taken", json.dumps(said))
         elif "error" in (said := json.loads(self._shared().get("taken"))):
             raise from_document(said["error"])
-        layout = request.plan.layout
+        plan = request.plan
         self._group = WorkerGroup(
             generation=1,
             members=list(range(self.size)),
             rendezvous=TORCHRUN,
-            transfers=TORCHRUN if layout is not None and layout.has_transfers else "",
+            transfers=TORCHRUN if needs_transfers(plan.layout, plan.devices) else "",
+            on_devices=sums_on_devices(plan.devices),
             checkpoint=self._coordinator.folder if self._coordinator is not None else None,
             reason="torchrun",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -90,23 +89,27 @@ def test_chunks_hold_every_gradient_once_in_backward_order(
         for number, own in enumerate(sizes)
     ]
     chunks = chunks_of(layers, most)
-    assert all(chunk.elements <= most or len(chunk.parameters) == 1 for chunk in chunks)
     backward = [
         (name, size) for one in reversed(layers) for name, size in reversed(one.parameters.items())
     ]
-    assert [name for chunk in chunks for name in chunk.parameters] == [name for name, _ in backward]
-    assert sum(chunk.elements for chunk in chunks) == sum(size for _, size in backward)
-    # A chunk is not closed before it is full.
-    for one, two in itertools.pairwise(chunks):
-        first = next(size for name, size in backward if name == two.parameters[0])
-        assert one.elements + first > most
+    total = sum(size for _, size in backward)
+    # All chunks are full but the last.
+    assert [one.elements for one in chunks] == [
+        min(most, total - begin) for begin in range(0, total, most)
+    ]
+    numbers = [name for name, size in backward for _ in range(size)]
+    for number, chunk in enumerate(chunks):
+        own = numbers[number * most : (number + 1) * most]
+        assert list(chunk.parameters) == list(dict.fromkeys(own))
+    assert len({(chunk.parameters[0], chunk.part) for chunk in chunks}) == len(chunks)
 
 
 def test_gradients_are_sent_in_the_order_of_the_backward_pass_while_it_goes_on() -> None:
-    layout = layout_of([[8], [4]], {"fc1": "factors"}, chunk_bytes=4 * 300)
+    layout = layout_of([[8], [4]], {"fc1": "factors"}, chunk_bytes=4 * 210)
     actions = actions_of(layout, MODEL)[0]
     started = [action.name for action in actions if action.started]
-    assert started == ["sum fc2.bias", "factors fc1", "sum conv.weight"]
+    conv = ["sum conv.weight", "sum conv.weight part 2", "sum conv.weight part 3"]
+    assert started == ["sum fc2.bias", "factors fc1", *conv]
     order = names(actions)
     assert order.index("sum fc2.bias") < order.index("input gradient fc1 0")
     # Factors are multiplied at the end, when all have come.

@@ -47,28 +47,61 @@ def group_of(count: int) -> Iterator[WorkerGroup]:
         server.server_close()
 
 
+def outputs_of(program: str, group: WorkerGroup) -> list[list[str]]:
+    """The lines that each of two ranks prints."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **horovod_environment(group, number)},
+        )
+        for number in range(2)
+    ]
+    try:
+        return [one.communicate(timeout=120)[0].splitlines() for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+
+
 def test_a_rank_that_waits_for_a_sum_sleeps_between_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with group_of(2) as group:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **horovod_environment(group, number)},
-            )
-            for number in range(2)
-        ]
-        try:
-            outputs = [one.communicate(timeout=120)[0].strip() for one in ranks]
-        finally:
-            for one in ranks:
-                one.kill()
-    for one in outputs:
+        outputs = outputs_of(RANK, group)
+    for (one,) in outputs:
         assert one.startswith("[3.0, 3.0, 3.0, 3.0, 3.0]")
         polls, took_s = (float(word) for word in one.split("]")[1].split())
         assert 1 <= polls <= 1 + took_s / LEAST_PAUSE_S
+
+
+UNLIKE = """
+import os
+import torch
+from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.train.exchange.collective import HorovodCollective
+
+ranks = HorovodCollective()
+other = [torch.int64, torch.float64][ranks.rank]
+for tensor in (torch.ones(2 + ranks.rank), torch.ones(2, dtype=other)):
+    try:
+        ranks.sum_(tensor, "sum")
+    except TrainingFailed as error:
+        print(error.kind, error, flush=True)
+os._exit(0)
+"""
+
+
+def test_tensors_of_unlike_shapes_or_types_are_unlike_actions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("horovod")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with group_of(2) as group:
+        for shapes, types in outputs_of(UNLIKE, group):
+            assert shapes.startswith("unlike_actions Horovod: Mismatched ALLREDUCE tensor shapes")
+            assert types.startswith("unlike_actions Horovod: Mismatched data types")
 
 
 def test_a_failed_horovod_init_raises_peers_lost_and_shuts_horovod_down(

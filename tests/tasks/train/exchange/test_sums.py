@@ -14,7 +14,8 @@ import torch
 
 from trainwright.tasks.train.exchange import collective
 from trainwright.tasks.train.exchange.collective import PeersLost, TorchCollective, take_from_first
-from trainwright.tasks.train.exchange.mesh import SMALL_BYTES, Mesh
+from trainwright.tasks.train.exchange.mesh import LABEL, SMALL_BYTES, Mesh
+from trainwright.tasks.train.exchange.transfers import UnlikeActions
 
 SIZES = [0, 1, 7, SMALL_BYTES // 8 // 3, SMALL_BYTES // 8 // 3 + 1, 5 * SMALL_BYTES // 8]
 
@@ -147,7 +148,11 @@ def test_connections_of_other_clients_are_rejected_at_the_rendezvous() -> None:
         made = [threads.submit(Mesh, rank, 3, store, "127.0.0.1", 8.0, 60.0) for rank in range(3)]
         meshes = [one.result() for one in made]
         tensors = [given(rank, 9, torch.float64) for rank in range(3)]
-        list(threads.map(lambda mesh, tensor: mesh.finish(mesh.begin(tensor)), meshes, tensors))
+        list(
+            threads.map(
+                lambda mesh, tensor: mesh.finish(mesh.begin(tensor, "sum")), meshes, tensors
+            )
+        )
     for one in [*strangers, *meshes]:
         one.close()
     assert all(
@@ -169,12 +174,12 @@ def test_all_permitted_sums_fit_into_the_kernels_buffers_before_anyone_reads(
             for rank in range(ranks)
         ]
         meshes = [one.result() for one in made]
-        count = SMALL_BYTES // 8 // ranks // parts
+        count = (SMALL_BYTES // ranks // parts - LABEL.size) // 8
         begun: list[list[Any]] = [[] for _ in meshes]
         # In one thread: if sending had to wait for a reader, it would wait for ever.
         for rank, mesh in enumerate(meshes):
             while mesh.takes(tensor := given(rank, count, torch.float64)):
-                begun[rank].append(mesh.begin(tensor))
+                begun[rank].append(mesh.begin(tensor, "sum"))
         list(threads.map(lambda mesh, own: [mesh.finish(one) for one in own], meshes, begun))
     for mesh in meshes:
         mesh.close()
@@ -205,3 +210,20 @@ def test_a_sum_with_a_rank_that_is_gone_raises_peers_lost(tmp_path: Path, size: 
     first, second = on_ranks(tmp_path, 2, work)
     assert second == "gone"
     assert "torch.distributed" in first
+
+
+@pytest.mark.parametrize("size", [3, 5 * SMALL_BYTES])
+@pytest.mark.parametrize("other", ["name", "size", "type"])
+def test_ranks_that_sum_different_things_raise_at_once(
+    tmp_path: Path, size: int, other: str
+) -> None:
+    def work(rank: TorchCollective) -> str:
+        last = rank.rank == 1
+        dtype = torch.float64 if last and other == "type" else torch.float32
+        tensor = torch.ones(size + (last and other == "size"), dtype=dtype)
+        with pytest.raises(UnlikeActions) as error:
+            rank.sum_(tensor, "mean" if last and other == "name" else "sum")
+        return str(error.value)
+
+    first, _ = on_ranks(tmp_path, 2, work)
+    assert f"rank 0 sums {size} float32 of sum, and rank 1 sums " in first

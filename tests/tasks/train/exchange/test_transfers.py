@@ -87,7 +87,7 @@ def test_one_element_of_a_column_arrives(tmp_path: Path) -> None:
 def test_started_transfers_arrive_while_others_block_and_keep_their_order(tmp_path: Path) -> None:
     def work(rank: Transfers) -> Any:
         started = [
-            to_all(rank, f"early {number}", [torch.full((5,), float(number))], started=True)
+            to_all(rank, f"early {number}", [torch.full((5,), float(number))], order="started")
             for number in range(3)
         ]
         # Ranks end the blocking ones at different points between the started ones.
@@ -110,11 +110,11 @@ def test_a_transfer_goes_on_while_the_receiver_computes(tmp_path: Path) -> None:
             rank.begin("large", 0, {1: [large]}, [])
             return float(rank.finish(rank.begin("answer", 0, {}, [1]))[1][0])
         # Rank 0 has sent all of it once this rank's own thread has taken it.
-        handle = rank.begin("large", 0, {}, [0], started=False)
+        handle = rank.begin("large", 0, {}, [0])
         until = time.monotonic() + 10
-        while not rank._arrived[0, False] and time.monotonic() < until:
+        while not rank._arrived and time.monotonic() < until:
             time.sleep(0.01)
-        arrived = len(rank._arrived[0, False])
+        arrived = len(rank._arrived)
         rank.begin("answer", 0, {0: [rank.finish(handle)[0][0].sum()]}, [])
         return arrived
 

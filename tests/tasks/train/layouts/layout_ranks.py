@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from trainwright.estimator.trace.trace import TrainingStepSpec, trace
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage, Sync
 from trainwright.tasks.train import TrainRequest
-from trainwright.tasks.train.exchange.transfers import Handle, Transfers
+from trainwright.tasks.train.exchange.group_exchange import Exchange
+from trainwright.tasks.train.exchange.transfers import MessageOrder, Transfers
 from trainwright.tasks.train.rank.rank import Rank
 
 WAIT_S = 60.0
@@ -35,52 +36,52 @@ class Threads:
         """for what uses torch's random numbers, which threads share"""
 
 
-class ThreadExchange:
-    """The exchange of one rank, a thread: sums in memory, messages over the loopback."""
+class ThreadExchange(Exchange):
+    """The exchange of one rank, a thread: sums of all in memory, messages over the loopback."""
 
     def __init__(self, rank: int, threads: Threads, store: Path) -> None:
         self.rank, self.size, self.wait_s, self.step = rank, threads.size, 0.0, 0
         self._threads, self._rounds = threads, dict[str, int]()
         self.summed_bytes = Counter[str]()
         """by name of the sum"""
-        self.transfers = Transfers(
+        self._transfers: Transfers | None = Transfers(
             rank, self.size, FileStore(str(store), self.size), "127.0.0.1", 10.0, WAIT_S
         )
 
-    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        self.finish(self.start_sum(tensor, name))
-        return tensor
+    @property
+    def transfers(self) -> Transfers | None:
+        return self._transfers
 
-    def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
+    def _wait(self, act: Callable[[], Any]) -> Any:
+        return act()
+
+    def start_sum(
+        self, tensor: torch.Tensor, name: str, group: Any = None, *, order: MessageOrder = "started"
+    ) -> Any:
+        self.summed_bytes[name] += tensor.nbytes
+        return super().start_sum(tensor, name, group, order=order)
+
+    def _sum_of_all(
+        self, tensor: torch.Tensor, name: str, order: MessageOrder
+    ) -> Callable[[], object]:
         self._rounds[name] = number = self._rounds.get(name, 0) + 1
         self._threads.given[name, number, self.rank] = tensor.clone()
-        self.summed_bytes[name] += tensor.nbytes
-        return tensor, name, number
 
-    def finish(self, handle: Any) -> None:
-        tensor, name, number = handle
-        self._threads.barrier.wait(WAIT_S)
-        total = self._threads.given[name, number, 0].clone()
-        for rank in range(1, self.size):
-            total += self._threads.given[name, number, rank]
-        tensor.copy_(total)
-        self._threads.barrier.wait(WAIT_S)
+        def end() -> None:
+            self._threads.barrier.wait(WAIT_S)
+            total = self._threads.given[name, number, 0].clone()
+            for rank in range(1, self.size):
+                total += self._threads.given[name, number, rank]
+            tensor.copy_(total)
+            self._threads.barrier.wait(WAIT_S)
 
-    def begin_transfer(
-        self,
-        name: str,
-        sends: Mapping[int, Sequence[torch.Tensor]],
-        sources: Sequence[int],
-        *,
-        started: bool = False,
-    ) -> Handle:
-        return self.transfers.begin(name, self.step, sends, sources, started=started)
-
-    def finish_transfer(self, handle: Handle) -> dict[int, list[torch.Tensor]]:
-        return self.transfers.finish(handle)
+        return end
 
     def shutdown(self) -> None:
-        self.transfers.close()
+        """Sums of all are possible afterwards."""
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
 
 
 def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:

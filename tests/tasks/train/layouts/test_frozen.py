@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
+from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.layouts.factors import Factors
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
 from trainwright.tasks.train.layouts.sharded import Sharded
-
-
-class Alone:
-    """The exchange of a group of one."""
-
-    rank, size = 0, 1
-
-    def begin_transfer(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def finish_transfer(self, _: Any) -> dict[int, list[torch.Tensor]]:
-        return {}
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
@@ -35,7 +22,7 @@ def test_only_trained_parameters_get_gradients(frozen: str) -> None:
             late = LateMultiplied("layer", layer, lambda: None)
             late.finish([Factors(rows, torch.ones(4, 2))])
         else:
-            sharded = Sharded("layer", layer, Alone())  # type: ignore[arg-type]
+            sharded = Sharded("layer", layer, Peers("torch"))
             sharded.cut([(0, 2)])
             sharded(rows.requires_grad_()).sum().backward()
             sharded.finish(1.0)
