@@ -61,7 +61,7 @@ class Peers(Exchange):
         self._starters = MeetingThreads(4)
         self.rank, self.size, self.wait_s = 0, 1, 0.0
         self.ring_bytes = 0.0
-        """sent in sums by a library, if they are rings: 2 (n − 1) / n of the summed bytes"""
+        """what this rank has sent in sums, if they are rings: 2 (n − 1) / n of the summed bytes"""
         self.step = 0
         self.waiting_since: float | None = None
         """when the current wait for other ranks began (time.monotonic), or None"""
@@ -180,6 +180,8 @@ class Peers(Exchange):
     ) -> Started[None]:
         """Begin a sum. Raises TrainingFailed for a type that the back ends can't sum."""
         _require_summed(tensor, name)
+        ranks = self.size if group is None else len(group)
+        self.ring_bytes += 2 * (ranks - 1) / max(1, ranks) * tensor.nbytes
         return super().start_sum(tensor, name, group, order=order)
 
     def _sum_of_all(
@@ -189,7 +191,6 @@ class Peers(Exchange):
             return self._sum_on_device(tensor, name, order)
         group = self._group
         assert group is not None
-        self._count(tensor)
         if self._backend == "torch":  # Horovod knows a tensor again by its name
             name = f"{name} of step {self.step}"
         if order == "started":
@@ -201,7 +202,6 @@ class Peers(Exchange):
     ) -> Callable[[], object]:
         """A sum of a tensor on a GPU: there, if all ranks can, else in host memory."""
         if self._device_sums is not None:
-            self._count(tensor)
             return self._device_sums.begin(tensor, order)
         host = tensor.cpu()
         end = self._sum_of_all(host, name, order)
@@ -212,9 +212,6 @@ class Peers(Exchange):
 
         return copied
 
-    def _count(self, tensor: torch.Tensor) -> None:
-        self.ring_bytes += 2 * (self.size - 1) / self.size * tensor.nbytes
-
     @property
     def transfers(self) -> Transfers | None:
         """The messages to all others, if the worker group was opened for them."""
@@ -222,7 +219,7 @@ class Peers(Exchange):
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent in transfers of its group."""
+        """What this rank has sent in messages of its group, without parts of sums."""
         return self._transfers.sent_bytes if self._transfers is not None else 0
 
     def _wait(self, act: Callable[[], T]) -> T:
