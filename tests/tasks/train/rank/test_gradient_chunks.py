@@ -79,6 +79,7 @@ def test_chunks_of_any_size_give_the_same_gradients(
     assert len(found[0]) == 2 * len(layers)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=3), min_size=1, max_size=8),
     st.integers(1, 80),
