@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,12 @@ def train_in_threads(
     most_steps: int = 10**9,
     before: Callable[[Rank, int], Any] = lambda rank, step: None,
     rate: Callable[[int], float] | None = None,
+    devices: Sequence[str] = (),
 ) -> list[Any]:
     """Train the request's epochs; the results of `then` on every rank, called by all at once.
 
     All call `before` with the number of the step that follows. `rate` gives a step's learning rate.
+    `devices` are torch's, by rank; all CPUs if there are none.
     """
     size = len(asked.plan.devices)
     shared, dataset = Threads(size), data.load(asked.job.data, asked.job.train.seed)
@@ -155,7 +157,8 @@ def train_in_threads(
         exchange = ThreadExchange(number, shared, store)
         try:
             with shared.one_at_a_time:
-                rank = Rank(asked, dataset, exchange, torch.device("cpu"), number)
+                device = torch.device(devices[number] if devices else "cpu")
+                rank = Rank(asked, dataset, exchange, device, number)
             shared.barrier.wait(WAIT_S)  # a step would seed torch while another rank is made
             rank.cut(list(range(size)))
             step = 0
