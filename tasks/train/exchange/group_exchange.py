@@ -53,6 +53,11 @@ class Exchange(ABC):
     def transfers(self) -> Transfers | None:
         """The messages to all others; None if this rank is alone, or only sums over all."""
 
+    @property
+    def sums_on_devices(self) -> bool:
+        """Whether sums of tensors on GPUs stay there; the same on all ranks."""
+        return False
+
     @abstractmethod
     def _sum_of_all(
         self, tensor: torch.Tensor, name: str, order: MessageOrder
@@ -101,7 +106,7 @@ class Exchange(ABC):
         end: Callable[[], object]
         if len(members) == self.size and transfers is None:
             end = self._sum_of_all(tensor, name, order)
-        elif tensor.nbytes <= WHOLE_BYTES and not tensor.is_cuda:
+        elif tensor.nbytes <= WHOLE_BYTES and not (tensor.is_cuda and self.sums_on_devices):
             end = begin_whole(self._connected(), self.step, tensor, what, members, order)
         elif len(members) < self.size:  # of tensors on GPUs too, by host memory
             end = begin_pieces(self._connected(), self.step, tensor, what, members, order)

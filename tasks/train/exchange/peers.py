@@ -218,6 +218,11 @@ class Peers(Exchange):
         return self._transfers
 
     @property
+    def sums_on_devices(self) -> bool:
+        """Whether all ranks are on like GPUs and have NCCL."""
+        return self._device_sums is not None
+
+    @property
     def sent_bytes(self) -> int:
         """What this rank has sent in messages of its group, without parts of sums."""
         return self._transfers.sent_bytes if self._transfers is not None else 0

@@ -72,7 +72,7 @@ class JointForward:
         return normal.to(inputs.dtype)
 
     def sum(self, sums: torch.Tensor, direction: str) -> torch.Tensor:
-        """Sum over ranks in host memory."""
+        """Sum over ranks."""
         return self.collective.sum_(sums, f"{self.name}.{direction}")
 
     def _track(self, mean: torch.Tensor, unbiased_variance: torch.Tensor) -> None:

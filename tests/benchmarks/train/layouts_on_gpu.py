@@ -1,6 +1,6 @@
 """Layouts whose ranks are on a CPU and on a GPU at once, against one process on a CPU.
 
-    python tests/benchmarks/train/layouts_on_gpu.py [--devices cuda cpu cuda] [--families]
+    python tests/benchmarks/train/layouts_on_gpu.py [--devices cuda:0 cpu cuda:0] [--families]
 
 Ranks are threads here, with real messages. Printed is the largest relative difference of parameters
 and buffers after two epochs in fp64, for each layout with dropout, and with `--families` for twelve
@@ -72,7 +72,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
     for _ in range(12):
         started = time.perf_counter()
         work()
-        if device == "cuda":
+        if device != "cpu":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times[2:])
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--devices", nargs=3, default=["cuda", "cpu", "cuda"])
+    parser.add_argument("--devices", nargs=3, default=["cuda:0", "cpu", "cuda:0"])
     parser.add_argument("--families", action="store_true")
     asked_for = parser.parse_args()
     for layout, fields in LAYOUTS.items():

@@ -65,7 +65,7 @@ class ThreadExchange(Exchange):
         self, tensor: torch.Tensor, name: str, order: MessageOrder
     ) -> Callable[[], object]:
         self._rounds[name] = number = self._rounds.get(name, 0) + 1
-        self._threads.given[name, number, self.rank] = tensor.clone()
+        self._threads.given[name, number, self.rank] = tensor.cpu().clone()
 
         def end() -> None:
             self._threads.barrier.wait(WAIT_S)
