@@ -57,6 +57,8 @@ class MessageThread:
         self._incoming = {one: _Incoming() for one in connections}
         self._gone: set[int] = set()
         self._closed = False
+        self.out_of_memory = False
+        """whether a message did not fit into memory; the connection that brought it is lost"""
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
@@ -85,6 +87,9 @@ class MessageThread:
                     continue
                 try:
                     self._receive(key.data)
+                except MemoryError:
+                    self.out_of_memory = True
+                    self._lose(key.data, "its message does not fit into memory")
                 except (OSError, ValueError) as error:
                     self._lose(key.data, str(error) or type(error).__name__)
             for other in list(self._connections):

@@ -26,7 +26,7 @@ from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.exchange.connections import connect
 from trainwright.tasks.train.exchange.message_thread import MessageHeader, MessageThread
 
-MessageOrder = Literal["blocking", "started", "pairs"]
+MessageOrder = Literal["blocking", "started", "gathers", "pairs"]
 """Messages are matched by their number among those of one order between two ranks.
 
 So ranks may begin transfers of one order at different points between those of another.
@@ -183,6 +183,8 @@ class Transfers:
             while others := missing():
                 for one in others:
                     if one in self._lost:
+                        if self._thread.out_of_memory:
+                            raise MemoryError(f"{transfer.name}: from rank {one}")
                         raise OSError(f"rank {one}: {self._lost[one]}")
                 if not self._changed.wait(until - time.monotonic()):
                     names = ", ".join(map(str, others))

@@ -72,8 +72,9 @@ def square(module: Dense, factors: Factors) -> float:
     """
     inputs, gradients = (one.double() if one.is_floating_point() else one for one in factors)
     if isinstance(module, nn.Embedding):
-        same = (inputs[:, None] == inputs[None, :]).double()
-        return float(((gradients @ gradients.t()) * same).sum())
+        tokens, places = torch.unique(inputs, return_inverse=True)
+        sums = gradients.new_zeros(len(tokens), gradients.shape[1])
+        return float(sums.index_add_(0, places, gradients).square().sum())
     rows, (width, height) = len(inputs), (inputs.shape[1], gradients.shape[1])
     if rows * (width + height) < width * height:
         weight = float(((gradients @ gradients.t()) * (inputs @ inputs.t())).sum())

@@ -50,7 +50,7 @@ class LateMultiplied:
         if not torch.is_grad_enabled():
             return forward_of(self.module, inputs)
         self._open += 1
-        outputs: torch.Tensor = _Keep.apply(inputs, self.module.weight, self)  # type: ignore[no-untyped-call]
+        outputs: torch.Tensor = _Keep.apply(inputs, self.module.weight, _bias(self.module), self)  # type: ignore[no-untyped-call]
         return outputs
 
     def begin(self) -> None:
@@ -123,8 +123,9 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, owner: LateMultiplied
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: Any, owner: LateMultiplied
     ) -> torch.Tensor:
+        # With the bias as an argument, the backward pass comes also if only the bias is trained.
         outputs = forward_of(owner.module, inputs)
         ctx.save_for_backward(inputs, weight)
         ctx.owner = owner
@@ -136,12 +137,12 @@ class _Keep(torch.autograd.Function):
         owner, gradient = ctx.owner, gradients[0]
         owner.keep(inputs, gradient)
         if not ctx.needs_input_grad[0]:
-            return None, None, None
+            return None, None, None, None
         if weight.dim() == 4:  # a convolution of 1 × 1
             found = functional.conv_transpose2d(gradient, weight.to(gradient.dtype))
         else:
             found = gradient @ weight.to(gradient.dtype)
-        return found.to(inputs.dtype), None, None
+        return found.to(inputs.dtype), None, None, None
 
 
 def _bias(module: Dense) -> Any:

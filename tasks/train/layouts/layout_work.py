@@ -34,7 +34,10 @@ class LayoutWork:
         layers: Sequence[LayerFacts],
         model: torch.nn.Module,
         exchange: Exchange,
+        *,
+        widens: bool = False,
     ) -> None:
+        """`widens`: send numbers of half precision in fp32, as ranks have unlike half types."""
         self._layout, self._exchange = layout, exchange
         self._type = torch.bfloat16 if layout and layout.factor_type == "bf16" else None
         how = {one.name: layout.how(one.name) for one in layers} if layout is not None else {}
@@ -79,7 +82,7 @@ class LayoutWork:
             one.name: one.dense.rows_per_sample for one in layers if one.dense is not None
         }
         for each in self.sharded:
-            each.computed = self._computed
+            each.computed, each.widens = self._computed, widens
         self.last = True
         """whether this is the step's last backward pass"""
         self.loss_scale = 1.0
@@ -167,7 +170,11 @@ class LayoutWork:
         square = late.square(own)
         self.own_square += square
         self.overflowed |= not math.isfinite(square)
-        self._sent.append((late, self._exchange.start_gather(own, f"factors {late.name}")))
+        self._sent.append((late, self._gathered(own, late.name)))
+
+    def _gathered(self, own: Factors, name: str) -> Started[list[list[torch.Tensor]]]:
+        # In an order of their own: ranks may have unlike gradients to sum between them.
+        return self._exchange.start_gather(own, f"factors {name}", order="gathers")
 
     def send_rest(self) -> None:
         """After the backward pass: send what is left, and make the gradients of sharded layers."""

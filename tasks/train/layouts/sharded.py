@@ -59,6 +59,8 @@ class Sharded:
         self._own = (0, self.total)
         self.computed: Callable[[str, ProductPhase, float], None] = lambda *_: None
         """called after a product: layer, phase, rows of all ranks · share of the weight's rows"""
+        self.widens = False
+        """whether numbers of half precision are sent in fp32: ranks have unlike half types"""
         self.part = 0
         """the number of the micro-batch"""
         self._kept: list[list[Factors]] = []
@@ -103,13 +105,17 @@ class Sharded:
         if self.cuts is None:
             return forward_of(self.module, inputs)
         rows = rows_of(self.module, inputs)
-        found: torch.Tensor = _Divided.apply(rows, self.module.weight, self)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Divided.apply(*self._given(rows), self)  # type: ignore[no-untyped-call]
         if isinstance(self.module, nn.Conv2d):
             places = (inputs.shape[0], *inputs.shape[2:])
             return found.view(*places, found.shape[1]).movedim(-1, 1)
         if isinstance(self.module, nn.Embedding):
             return found.view(*inputs.shape, found.shape[1])
         return found.view(*inputs.shape[:-1], found.shape[1])
+
+    def _given(self, rows: torch.Tensor) -> tuple[Any, ...]:
+        # With the bias as an argument, the backward pass comes also if only the bias is trained.
+        return rows, self.module.weight, getattr(self.module, "bias", None)
 
     def _note(self, phase: ProductPhase, inputs: Sequence[torch.Tensor]) -> None:
         """A product of these inputs and this rank's rows has been computed."""
@@ -121,7 +127,17 @@ class Sharded:
 
     def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The inputs of all ranks."""
-        return [one for (one,) in self._exchange.gather([rows], self._named("inputs"))]
+        came = self._exchange.gather([self._sent(rows)], self._named("inputs"))
+        return [one.to(rows.dtype) for (one,) in came]
+
+    def _sent(self, one: torch.Tensor) -> torch.Tensor:
+        """A tensor in the type in which it is sent."""
+        return one.float() if self.widens and one.dtype in (torch.half, torch.bfloat16) else one
+
+    def _exchanged(self, parts: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
+        """Send a part to each rank; what they send, in the type of the parts."""
+        sent = [self._sent(one) for one in parts]
+        return [one.to(parts[0].dtype) for one in self._exchange.exchange(sent, self._named(what))]
 
     def outputs(self, everyone: list[torch.Tensor]) -> torch.Tensor:
         """The outputs of this rank's samples, from the inputs of all."""
@@ -132,17 +148,21 @@ class Sharded:
         product = functional.linear(rows, weight.flatten(1), bias)
         pieces = product.split([len(one) for one in everyone])
         self._note("forward", everyone)
-        return torch.cat(self._exchange.exchange(pieces, self._named("outputs")), dim=1)
+        return torch.cat(self._exchanged(pieces, "outputs"), dim=1)
 
     def _looked_up(self, everyone: list[torch.Tensor]) -> torch.Tensor:
         """The table's rows of this rank's tokens."""
         weight, own = self.module.weight, everyone[self._exchange.rank]
+        if any(
+            len(one) and not 0 <= int(one.min()) <= int(one.max()) < self.total for one in everyone
+        ):
+            raise IndexError(f"index out of range: {self.name} has the rows 0 to {self.total - 1}")
         pieces = [
             weight[tokens[self._has(tokens, self._exchange.rank)] - self._own[0]]
             for tokens in everyone
         ]
         self._note("forward", everyone)
-        came = self._exchange.exchange(pieces, self._named("outputs"))
+        came = self._exchanged(pieces, "outputs")
         found = weight.new_empty((len(own), weight.shape[1]))
         for rank, rows in enumerate(came):
             found[self._has(own, rank)] = rows
@@ -163,7 +183,7 @@ class Sharded:
             pieces = [
                 gradient[self._has(everyone[own], rank)] for rank in range(self._exchange.size)
             ]
-            came = self._exchange.exchange(pieces, self._named("output gradients"))
+            came = self._exchanged(pieces, "output gradients")
             self._kept.append(
                 [
                     self._of_table(tokens[self._has(tokens, own)], rows)
@@ -173,16 +193,17 @@ class Sharded:
             return None
         assert self.cuts is not None
         columns = [gradient[:, begin:end].contiguous() for begin, end in self.cuts]
-        came = self._exchange.exchange(columns, self._named("output gradients"))
+        came = self._exchanged(columns, "output gradients")
         self._kept.append([Factors(*pair) for pair in zip(everyone, came, strict=True)])
         weight = self.module.weight
         # Every rank computes and sends, or none does: all run the same model.
         if not wanted:
             return None
         partial = torch.cat(came) @ weight.flatten(1).to(gradient.dtype)
-        parts = partial.split([len(one) for one in everyone])
+        parts = [self._sent(one) for one in partial.split([len(one) for one in everyone])]
         self._note("input_gradient", everyone)
-        return self._exchange.scatter_sum(parts, self._named("input gradients"))
+        found = self._exchange.scatter_sum(parts, self._named("input gradients"))
+        return found.to(partial.dtype)
 
     def _of_table(self, tokens: torch.Tensor, gradients: torch.Tensor) -> Factors:
         """Factors of this rank's rows of a table, which it counts from 0."""
@@ -218,7 +239,9 @@ class _Divided(torch.autograd.Function):
     """A product whose weight's rows are on several ranks."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: Sharded) -> torch.Tensor:
+    def forward(
+        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: Any, owner: Sharded
+    ) -> torch.Tensor:
         everyone = owner.gather(rows)
         ctx.everyone, ctx.owner = everyone, owner
         return owner.outputs(everyone)
@@ -231,4 +254,4 @@ class _Divided(torch.autograd.Function):
             gradients[0],
             wanted=ctx.needs_input_grad[0],
         )
-        return found, None, None
+        return found, None, None, None

@@ -27,14 +27,12 @@ _ALPHA = -1.7580993408473766
 """The value of dropped inputs in alpha dropout: −λα of SELU (G. Klambauer et al., 2017)."""
 
 
-class _Now(threading.local):
-    """The forward pass that runs now in this thread."""
-
-    seed = step = begin = 0
-    samples = 0
-    """0: none; dropout is torch's"""
+class _Pass:
+    """A forward pass of some samples of the joint batch, and its backward pass."""
 
     def __init__(self) -> None:
+        self.seed = self.step = self.begin = self.samples = 0
+        """no samples: dropout is torch's"""
         self.known: dict[int, int] = {}
         """the number of each call, by a number that torch drew for it"""
 
@@ -49,19 +47,37 @@ class _Now(threading.local):
         return self.known[drawn]
 
 
-_now = _Now()
+class _Passes(threading.local):
+    """The pass of each thread that began one."""
+
+    def __init__(self) -> None:
+        self.own: _Pass | None = None
+
+
+_passes = _Passes()
+_latest = [_Pass()]
+"""The pass that began last in this process.
+
+A backward pass on a GPU runs in a thread of torch's, and so does what it computes again.
+"""
 _torch: dict[str, Callable[..., Any]] = {}
+
+
+def _now() -> _Pass:
+    return _passes.own or _latest[0]
 
 
 def begin_pass(seed: int, step: int, begin: int, samples: int) -> None:
     """A forward pass begins, of the samples [begin, begin + samples) of the joint batch."""
-    _now.seed, _now.step, _now.begin, _now.samples = seed, step, begin, samples
-    _now.known.clear()
+    found = _passes.own or _Pass()
+    found.seed, found.step, found.begin, found.samples = seed, step, begin, samples
+    found.known.clear()
+    _passes.own, _latest[0] = found, found
 
 
 def end_pass() -> None:
-    """The forward pass has ended."""
-    _now.samples = 0
+    """The forward pass and its backward pass have ended."""
+    _now().samples = 0
 
 
 def install() -> None:
@@ -84,7 +100,7 @@ def _replaced(name: str, mine: Callable[..., Any]) -> Callable[..., Any]:
     original = _torch[name]
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return mine(original, *args, **kwargs) if _now.samples else original(*args, **kwargs)
+        return mine(original, *args, **kwargs) if _now().samples else original(*args, **kwargs)
 
     function.__name__, function.__doc__ = name, original.__doc__
     return function
@@ -181,19 +197,20 @@ def _mask(shape: Sequence[int], p: float, device: torch.device) -> torch.Tensor 
     """
     import numpy as np
 
-    if not shape or not shape[0] or shape[0] % _now.samples:
+    now = _now()
+    if not shape or not shape[0] or shape[0] % now.samples:
         return None
-    each = math.prod(shape) // _now.samples
+    each = math.prod(shape) // now.samples
     blocks = -(-each // _BLOCK)
-    key, first = (_now.seed << 20 | _now.call(), _now.step), _now.begin * blocks
+    key, first = (now.seed << 20 | now.call(), now.step), now.begin * blocks
     if device.type == "cpu":
         generator = np.random.Philox(key=key)
         generator.advance(first)
-        drawn = generator.random_raw(4 * blocks * _now.samples).view(np.uint16)
-        values = drawn.reshape(_now.samples, _BLOCK * blocks)[:, :each]
+        drawn = generator.random_raw(4 * blocks * now.samples).view(np.uint16)
+        values = drawn.reshape(now.samples, _BLOCK * blocks)[:, :each]
         return torch.from_numpy(values >= _rounded(p)).view(tuple(shape))
-    words = philox(key, first, blocks * _now.samples, device).view(torch.int16)
-    parts = words.view(_now.samples, _BLOCK * blocks)[:, :each].to(torch.int32) & _LEVELS - 1
+    words = philox(key, first, blocks * now.samples, device).view(torch.int16)
+    parts = words.view(now.samples, _BLOCK * blocks)[:, :each].to(torch.int32) & _LEVELS - 1
     return torch.ge(parts, _rounded(p)).view(tuple(shape))
 
 

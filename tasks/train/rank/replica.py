@@ -8,6 +8,7 @@ from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.estimator.devices import half_precision
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
@@ -126,7 +127,9 @@ class Replica:
         self.alone = plan.layout is not None and plan.layout.alone
         """whether ranks train alone between averages"""
         self._joined = [] if self.alone else join_batch_norms(self.model, self.collective)
-        self._layout = LayoutWork(plan.layout, plan.layers, self.model, self.collective)
+        self._layout = LayoutWork(
+            plan.layout, plan.layers, self.model, self.collective, widens=self._unlike_halves()
+        )
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
         )
@@ -265,6 +268,11 @@ class Replica:
         if self.averaging is not None:
             state += [one for _, one in sorted(self.averaging.velocities.items())]
         take_from_first(self.collective, state, "state", source)
+
+    def _unlike_halves(self) -> bool:
+        """Whether the plan's devices compute in unlike types of half precision."""
+        types = {half_precision(device.type) for device in self.request.plan.devices}
+        return self.spec.precision == "amp" and len(types) > 1
 
     def resend(self) -> None:
         """Copy late-multiplied layers and their optimizer state from the first rank to all.

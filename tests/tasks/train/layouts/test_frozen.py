@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from trainwright.tasks.train.exchange.peers import Peers
-from trainwright.tasks.train.layouts.factors import Factors
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
 from trainwright.tasks.train.layouts.sharded import Sharded
 
@@ -20,11 +19,12 @@ def test_only_trained_parameters_get_gradients(frozen: str) -> None:
         rows = torch.randn(4, 3)
         if kind == "factors":
             late = LateMultiplied("layer", layer, lambda: None)
-            late.finish([Factors(rows, torch.ones(4, 2))])
+            late(rows).sum().backward()
+            late.finish([late.own(1.0, None)])
         else:
             sharded = Sharded("layer", layer, Peers("torch"))
             sharded.cut([(0, 2)])
-            sharded(rows.requires_grad_()).sum().backward()
+            sharded(rows).sum().backward()
             sharded.finish(1.0)
         trained = {"weight", "bias"} - {frozen}
         found = {name for name, one in layer.named_parameters() if one.grad is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_without_a_pass_and_in_evaluation_it_is_torchs() -> None:
     # A first dimension that is not of samples: a mask of torch's.
     keyed_dropout.begin_pass(7, 3, 0, 2)
     assert functional.dropout(rows, 0.5).shape == rows.shape
+
+
+def test_a_backward_pass_in_another_thread_makes_the_same_masks() -> None:
+    keyed_dropout.begin_pass(7, 3, 0, 4)
+    found = []
+    rows = torch.ones(4, 64, requires_grad=True)
+    block = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    outputs = checkpoint(block, rows, use_reentrant=False)  # computed again in the backward pass
+    found.append(outputs.detach())
+    # As torch does for tensors on a GPU.
+    thread = threading.Thread(target=lambda: outputs.sum().backward())
+    thread.start()
+    thread.join()
+    kept = (found[0] != 0).float() @ block[0].weight * 2
+    assert rows.grad is not None
+    torch.testing.assert_close(rows.grad, kept)
 
 
 @given(
