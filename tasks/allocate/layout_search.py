@@ -50,7 +50,7 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
     if named or len(problem.devices) <= MOST_DEVICES:
         averages = problem.job.train.averages is not None
         permitted: tuple[Sync, ...] = ("average",) if averages else _permitted(wanted)
-        eased = relaxed(problem, permitted, on_one_machine=named)
+        eased = relaxed(problem, permitted, on_one_machine=named or plain is None)
     starts = [] if plain is None else [plain]
     if eased is not None:
         starts += _promising(problem, eased, plain)
@@ -59,6 +59,8 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
     laid = [laid_out(one, wanted, goal, problem.limits) for one in starts]
     chosen = _best(problem, laid, plain)
     if any(chosen.chosen.misses(problem.limits)):
+        if plain is None and not named and chosen.chosen.shortage is None:
+            return None  # data parallel comes closest: its own search says what is nearest
         raise _infeasible(problem, chosen)
     return JointChoice(chosen, _gap(eased, chosen.chosen.configuration))
 

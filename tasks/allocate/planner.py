@@ -120,9 +120,9 @@ def _document(
         [chosen, *(one for one in found if one.best and one.best.batch != result.batch)],
         key=lambda one: -(one.best.batch if one.best else 0),
     )
-    gap, any_gap = chosen.gap(problem.goal), joint.gap
-    if any_gap is not None:
-        gap = any_gap if result.strategy != DATA_PARALLEL else min(gap, any_gap)
+    gap = chosen.gap(problem.goal)
+    if result.strategy != DATA_PARALLEL:  # the search knows nothing of other layouts
+        gap = 1.0 if joint.gap is None else joint.gap
     window_s = result.available_s()
     used = [device for device, _ in result.devices()]
     held = most_samples(result, max(job.train.batch_bounds[1], result.batch))

@@ -78,6 +78,12 @@ class AverageTimes:
             moments += self.moments if saves else 0
         return averages / played, (averages + moments) / played
 
+    def in_a_step_of(self, layout: Layout) -> tuple[float, float]:
+        """The same for a layout with its interval."""
+        averages, sent = self.in_a_step(layout.average_every or 1)
+        # Without divergence, gradients are summed instead, and moments are equal.
+        return averages, sent if layout.averages else averages
+
 
 def interval(times: AverageTimes, step_s: float, average_s: float) -> int:
     """The steps between averages, by the module's rule."""
@@ -120,9 +126,7 @@ class _Averaged:
         average_s = whole.step_s - between.step_s
         every = self._spec.average_every or interval(self._times, between.step_s, average_s)
         layout = layout.model_copy(update={"average_every": every})
-        averages, sent = self._times.in_a_step(every)
-        if not layout.averages:  # gradients are summed instead, and moments are equal
-            sent = averages
+        averages, sent = self._times.in_a_step_of(layout)
         step = replace(
             whole,
             step_s=between.step_s + averages * average_s,

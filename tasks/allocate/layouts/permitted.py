@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.layout import Layout, Sync
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Sync
 
 _DENSE_ONLY: tuple[Sync, ...] = ("factors", "rows")
 
@@ -26,14 +26,21 @@ def why_not(layer: LayerFacts, sync: Sync) -> str | None:
     return None
 
 
-def require_permitted(layout: Layout, layers: Sequence[LayerFacts], devices: Sequence[str]) -> None:
-    """Raise BadInput if a model with these layers can't be trained so on these devices."""
+def require_permitted(
+    layout: Layout, layers: Sequence[LayerFacts], batches: Mapping[str, int]
+) -> None:
+    """Raise BadInput if a model with these layers can't be trained so on these devices.
+
+    `batches` has the samples of a step for each of the plan's devices, by id.
+    """
     known = {one.name: one for one in layers if one.parameters}
-    if sorted(layout.devices) != sorted(devices):
+    if sorted(layout.devices) != sorted(batches):
         raise BadInput(
             f"layout: is of the devices {', '.join(sorted(layout.devices))}; the plan's are "
-            f"{', '.join(sorted(devices))}"
+            f"{', '.join(sorted(batches))}"
         )
+    for pipeline in layout.pipelines:
+        _require_one_stage(pipeline, batches)
     for name, sync in layout.sync.items():
         if name not in known:
             raise BadInput(
@@ -49,6 +56,30 @@ def require_permitted(layout: Layout, layers: Sequence[LayerFacts], devices: Seq
             _require_cuts(layout, known[name])
     if extra := layout.rows.keys() - {one for one, sync in layout.sync.items() if sync == "rows"}:
         raise BadInput(f"layout.rows: has {min(extra)!r}, whose sync is not rows")
+
+
+def _require_one_stage(pipeline: Pipeline, batches: Mapping[str, int]) -> None:
+    """A pipeline must be one device with its batch, without recomputing."""
+    if len(pipeline.stages) != 1:
+        devices = ", ".join(stage.device for stage in pipeline.stages) or "no device"
+        raise BadInput(
+            f"layout.pipelines: {devices}: got {len(pipeline.stages)} stages; allowed: 1; "
+            "pipelines of several stages can't be trained yet"
+        )
+    (stage,) = pipeline.stages
+    if stage.recompute:
+        raise BadInput(
+            f"layout.pipelines: {stage.device}: recompute: got {_some(stage.recompute)}; allowed: "
+            "no layer; a forward pass can't be done again yet"
+        )
+    samples = sum(pipeline.micro_batches)
+    if samples != (batch := batches[stage.device]) or any(
+        one < 0 for one in pipeline.micro_batches
+    ):
+        raise BadInput(
+            f"layout.pipelines: {stage.device}: the micro-batches {pipeline.micro_batches} have "
+            f"{samples} samples; its batch in the plan has {batch}"
+        )
 
 
 def _require_cuts(layout: Layout, layer: LayerFacts) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.actions import COMPUTE, TRANSFERS, Action, actions_of
+from trainwright.tasks.allocate.layouts.averages import AverageTimes
 from trainwright.tasks.allocate.layouts.choose import MOST_COMPARED, LayoutChoice
 from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep
 from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
@@ -30,16 +31,22 @@ def predicted_by_kind(result: Configuration) -> list[StepByKind]:
         model.kind(device).curve.loop_part_s(batch, result.accumulation) or 0.0
         for device, batch in devices
     ]
-    found = by_kind(choice.simulated(layout), layout, choice.layers)
+    times = AverageTimes.of(model.job.train, model.data.train_rows, result.batch)
+    found = by_kind(choice.simulated(layout), layout, choice.layers, times)
     return [
         one.model_copy(update={"compute_s": {**one.compute_s, "loop": loop_s}})
         for one, loop_s in zip(found, loops, strict=True)
     ]
 
 
-def by_kind(step: SimulatedStep, layout: Layout, layers: Sequence[LayerFacts]) -> list[StepByKind]:
-    """What each device does in a step; of averages, the part for each step between them."""
-    often = layout.average_every or 1
+def by_kind(
+    step: SimulatedStep, layout: Layout, layers: Sequence[LayerFacts], times: AverageTimes
+) -> list[StepByKind]:
+    """What each device does in a step; of averages, the part that falls on a step.
+
+    `step` is one that averages; `times` says how many do.
+    """
+    averages, averages_sent = times.in_a_step_of(layout)
     sizes = TransferSizes(layout, layers)
     found = []
     for rank, (device, actions) in enumerate(
@@ -59,14 +66,14 @@ def by_kind(step: SimulatedStep, layout: Layout, layers: Sequence[LayerFacts]) -
                 compute[_computed(action, layout)] += seconds
             elif not action.started:
                 kind = _waited(action)
-                each_s = seconds / often if kind == "average" else seconds
+                each_s = seconds * averages if kind == "average" else seconds
                 wait[kind] = wait.get(kind, 0.0) + each_s
         for action in actions:
             if action.kind in TRANSFERS:
                 size = float(sizes.of(action).sent_bytes(len(layout.pipelines))[rank])
                 summed = action.chunk is not None or action.kind == "agree"
                 sent["sum" if summed else "transfer"] += (
-                    size / often if action.kind == "average" else size
+                    size * averages_sent if action.kind == "average" else size
                 )
         found.append(StepByKind(device=device, compute_s=compute, wait_s=wait, sent_bytes=sent))
     return found

@@ -291,15 +291,27 @@ def _show_searched(plan: Plan) -> None:
         table("searched: every combination that keeps the limits", ("", ""), rows)
     batch = plan.global_batch_size
     none_is, another_could = _BETTER[plan.objective]
+    name = plan.layout.name if plan.layout else DATA_PARALLEL
+    kind = "data parallel plan" if name == DATA_PARALLEL else "plan of any layout"
     if plan.gap == 0:
-        found = f"exact: at a global batch of {batch}, none of them {none_is}"
+        found = f"exact: at a global batch of {batch}, no other {kind} {none_is}"
     else:
-        most = another_could.format(f"{plain(100 * plan.gap, 2)} %")
-        found = f"bounded: at a global batch of {batch}, another plan could {most}"
+        found = f"bounded: at a global batch of {batch}, another {kind} could "
+        found += another_could.format(_per_cent(plan.gap))
+    if name == DATA_PARALLEL and plan.layouts_gap is not None:
+        found += f", and one of another layout {_any_layout(plan.layouts_gap, another_could)}"
     out.print(f"{found}; found in {plan.solve_time_s:.2f} s")
     if plan.batch_rule:
         out.print(f"global batch {batch}: {plan.batch_rule}", markup=False)
     out.print()
+
+
+def _any_layout(gap: float, another_could: str) -> str:
+    return f"could {another_could.format(_per_cent(gap))}" if gap > 0 else "is no better either"
+
+
+def _per_cent(gap: float) -> str:
+    return f"{plain(100 * gap, 2)} %"
 
 
 def _numbers(values: Sequence[int]) -> str:

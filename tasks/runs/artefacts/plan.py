@@ -226,16 +226,19 @@ class Plan(Artefact):
     batch_rule: str | None = Field(default=None, description="why this global batch was chosen")
     search: Literal["exact", "bounded", "greedy"] = Field(
         default="exact",
-        description="exact: none of the choices in `searched` at this global batch is better; "
-        "bounded: none is better by more than `gap`",
+        description="exact: none of the plans that `gap` is about is better; bounded: none is "
+        "better by more than `gap`",
     )
     gap: float = Field(
-        default=0.0, description="upper bound on how much better another can be, relative"
+        default=0.0,
+        description="upper bound on how much better another plan of this global batch can be, "
+        "relative. For a data parallel plan: another data parallel one, on any devices; for any "
+        "other: every layout that the job permits, on any devices",
     )
     layouts_gap: float | None = Field(
         default=None,
-        description="upper bound on how much better any layout on any devices can be at this "
-        "global batch, relative, if layers take no less time in parts; None: not compared",
+        description="upper bound on how much better any layout that the job permits can be, on "
+        "any devices, at this global batch, relative; None: not known",
     )
     searched: SearchedChoices | None = None
     currency: str | None = Field(default=None, description="of prices, cost and budget")

@@ -235,7 +235,8 @@ def _check_plan(request: TrainRequest) -> None:
         raise BadInput("plan: has no device; allowed: one or more")
     plan = request.plan
     if plan.layout is not None:
-        require_permitted(plan.layout, plan.layers, [device.id for device in plan.devices])
+        batches = {device.id: device.batch_size for device in plan.devices}
+        require_permitted(plan.layout, plan.layers, batches)
     elif (name := plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
         raise BadInput(
             f"plan.strategy: got {name!r}, without a layout; trainwright can only train plans "

@@ -3,10 +3,11 @@
     python tests/benchmarks/train/predicted_steps.py [--rate 200mbit] [--speeds 0.5 0.25]
         [--batches 32 96] [--widths 1024,1024,256 512,2048,10] [--steps 16] [--blocks 2]
 
-Real ranks on the hosts of a lab (`tests/lab.py`, needs root). Computing is emulated by layer;
-messages are real. For each model, batch and layout, the simulator's step stands beside the median
-of the measured ones. Printed are both, the error of each, the median and the 90th percentile of the
-errors, and as noise the difference between the blocks.
+Real ranks on the hosts of a lab (`tests/lab.py`, needs root). Messages are real. Computing is
+emulated by layer, by the same costs that predict it, so the errors are those of the network and of
+the order of actions only. For each model, batch and layout, the simulator's step stands beside the
+median of the measured ones. Printed are both, the error of each, the median and the 90th percentile
+of the errors, and as noise the difference between the blocks.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from training_case import NO_SPARE, rows
 
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.step_time import predict_curve
+from trainwright.tasks.allocate.layouts.averages import AverageTimes
 from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
 from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
@@ -104,9 +106,10 @@ def step_of(
         hosts = tuple(host.name for host in made.hosts)
         network = RankNetwork(hosts, dict.fromkeys(hosts, link), dict.fromkeys(hosts, link))
         step = StepSimulator(facts, curves, network)(chosen)
+        averages = AverageTimes.of(asked.job.train, batch * asked_for.steps, batch)
         result = train(asked)
         times: list[Any] = [row["step_time_s"] for row in rows(asked, "steps-rank0")]
-        predicted = mean_by_kind(by_kind(step, chosen, facts))
+        predicted = mean_by_kind(by_kind(step, chosen, facts, averages))
         measured = mean_by_kind(result.measured.by_kind)
         kinds = ", ".join(
             f"{kind} {predicted[field, kind] * 1e3:.1f}:{measured[field, kind] * 1e3:.1f}"

@@ -27,6 +27,7 @@ from trainwright.tasks.cli.screens.quantities import column
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.documents import parsed
 from trainwright.tasks.spec.job import Job
@@ -296,11 +297,23 @@ def test_the_plan_says_what_was_searched_and_how_much_better_another_choice_can_
     assert "global batches 64" in lines
     assert "layouts data-parallel" in lines
     text = " ".join(lines)
-    assert "exact: at a global batch of 64, none of them needs less energy" in text
+    assert "exact: at a global batch of 64, no other data parallel plan needs less energy" in text
     bounded = made.model_copy(update={"search": "bounded", "gap": 0.00417})
     text = " ".join(shown(bounded, capsys))
     assert "exact" not in text
-    assert "another plan could need up to 0.42 % less energy" in text
+    assert "another data parallel plan could need up to 0.42 % less energy" in text
+    both = " ".join(shown(made.model_copy(update={"layouts_gap": 0.25}), capsys))
+    assert (
+        "no other data parallel plan needs less energy, and one of another layout could need"
+        in both
+    )
+    assert "could need up to 25 % less energy; found in" in both
+    neither = " ".join(shown(made.model_copy(update={"layouts_gap": 0.0}), capsys))
+    assert "and one of another layout is no better either; found in" in neither
+    laid = Layout(name="sharded", pipelines=[])
+    other = bounded.model_copy(update={"layout": laid, "layouts_gap": 0.00417})
+    text = " ".join(shown(other, capsys))
+    assert "another plan of any layout could need up to 0.42 % less energy; found in" in text
     earlier = made.model_copy(update={"searched": None})
     assert "searched" not in " ".join(shown(earlier, capsys))
 

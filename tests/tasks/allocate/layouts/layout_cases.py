@@ -62,6 +62,12 @@ def layout_of(
     )
 
 
+def batches_of(layout: Layout) -> dict[str, int]:
+    """The samples of a step, by device."""
+    parts = [sum(one.micro_batches) for one in layout.pipelines]
+    return dict(zip(layout.devices, parts, strict=True))
+
+
 @st.composite
 def models_and_layouts(draw: st.DrawFn) -> tuple[list[LayerFacts], Layout]:
     """A model of up to twelve layers and a permitted layout on up to six devices."""

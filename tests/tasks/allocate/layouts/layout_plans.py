@@ -113,6 +113,11 @@ def case(
     return job, pool, estimate, DATA
 
 
+def batches_of(plan: Plan) -> dict[str, int]:
+    """The samples of a step, by device."""
+    return {one.id: one.batch_size for one in plan.devices}
+
+
 def step_s(plan: Plan) -> float:
     assert plan.predicted is not None
     return plan.predicted.step_time_s.median

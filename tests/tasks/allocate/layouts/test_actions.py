@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_cases import ACTIVATION, LOSS, convolution, dense_layer, layout_of, models_and_layouts
+from layout_cases import (
+    ACTIVATION,
+    LOSS,
+    batches_of,
+    convolution,
+    dense_layer,
+    layout_of,
+    models_and_layouts,
+)
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.action_check import problem_of
@@ -15,7 +23,7 @@ from trainwright.tasks.allocate.layouts.actions import Action, actions_of
 from trainwright.tasks.allocate.layouts.chunks import chunks_of
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline
 
 MODEL = [
     convolution("conv", 500),
@@ -42,7 +50,7 @@ def test_the_actions_of_any_permitted_layout_can_be_executed(
     case: tuple[list[LayerFacts], Layout],
 ) -> None:
     layers, layout = case
-    require_permitted(layout, layers, layout.devices)
+    require_permitted(layout, layers, batches_of(layout))
     lists = actions_of(layout, layers)
     assert len(lists) == len(layout.pipelines)
     assert problem_of(lists, holders(layers, layout)) is None
@@ -170,14 +178,41 @@ def test_two_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
 )
 def test_a_layout_that_the_model_does_not_permit_is_refused(layout: Layout, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        require_permitted(layout, MODEL, ["device-0", "device-1"])
+        require_permitted(layout, MODEL, {"device-0": 1, "device-1": 1})
+
+
+def test_what_ranks_would_ignore_is_refused() -> None:
+    both = {"device-0": 4, "device-1": 4}
+    layout = layout_of([[2, 2], [4]])
+    require_permitted(layout, MODEL, both)
+    first, second = layout.pipelines
+    (stage,), (other,) = first.stages, second.stages
+
+    def refused(*pipelines: Pipeline) -> str:
+        with pytest.raises(BadInput) as why:
+            require_permitted(layout.model_copy(update={"pipelines": [*pipelines]}), MODEL, both)
+        return str(why.value)
+
+    assert refused(first.model_copy(update={"stages": [stage, other]})) == (
+        "layout.pipelines: device-0, device-1: got 2 stages; allowed: 1; pipelines of several "
+        "stages can't be trained yet"
+    )
+    again = stage.model_copy(update={"recompute": ["conv"]})
+    assert refused(first.model_copy(update={"stages": [again]}), second) == (
+        "layout.pipelines: device-0: recompute: got conv; allowed: no layer; a forward pass can't "
+        "be done again yet"
+    )
+    says = "layout.pipelines: device-1: the micro-batches {} have {} samples; its batch in the plan"
+    for parts, samples in ([3], 3), ([5], 5), ([], 0), ([6, -2], 4):
+        wrong = second.model_copy(update={"micro_batches": parts})
+        assert refused(first, wrong) == f"{says.format(parts, samples)} has 4"
 
 
 def test_a_shared_weight_is_not_divided() -> None:
     shared = [MODEL[2].model_copy(update={"shared": True}), LOSS]
     for sync in ("factors", "rows"):
         with pytest.raises(BadInput, match=f"fc1 can't be {sync}: another layer uses its weight"):
-            require_permitted(layout_of([[1]], {"fc1": sync}), shared, ["device-0"])
+            require_permitted(layout_of([[1]], {"fc1": sync}), shared, {"device-0": 1})
 
 
 def test_devices_that_train_alone_update_after_each_local_step() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from layout_cases import LOSS, convolution, dense_layer
-from layout_plans import HEAVY, LIGHT, plan, step_s
+from layout_plans import HEAVY, LIGHT, batches_of, plan, step_s
 
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
 from trainwright.tasks.errors import BadInput
@@ -19,7 +19,7 @@ def test_a_heavy_dense_layer_on_a_slow_network_is_not_summed() -> None:
     assert chosen.layout.how("conv") == "sum"
     assert chosen.strategy["name"] == chosen.layout.name == "hybrid"
     assert step_s(chosen) < step_s(plain) / 5
-    require_permitted(chosen.layout, chosen.layers, [one.id for one in chosen.devices])
+    require_permitted(chosen.layout, chosen.layers, batches_of(chosen))
     assert chosen.layout_in_words.startswith("conv, fc7 data parallel on 2 devices; fc6 late-mult")
     assert chosen.layout_in_words.endswith(" times fewer bytes than summed gradients")
     assert chosen.layout_rule is not None
@@ -183,7 +183,7 @@ def test_averaging_is_chosen_only_if_the_job_says_so() -> None:
     assert step_s(wanted) < step_s(plan(HEAVY, layout="data-parallel")) / 5
     reasons = {one.layout: one.reason for one in wanted.alternatives}
     assert reasons["hybrid"].endswith("; train.layout chose another")
-    require_permitted(layout, wanted.layers, [one.id for one in wanted.devices])
+    require_permitted(layout, wanted.layers, batches_of(wanted))
 
 
 def test_mixed_averages_the_layers_with_nearly_all_parameters() -> None:

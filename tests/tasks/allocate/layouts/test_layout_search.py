@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_cases import LOSS, convolution, dense_layer
-from layout_plans import HEAVY, plan, problem, step_s
+from layout_plans import HEAVY, LIGHT, case, plan, problem, step_s
 
 from trainwright.tasks.allocate.layout_search import with_devices
 from trainwright.tasks.allocate.layouts.planning import laid_out
+from trainwright.tasks.allocate.layouts.relaxation import MOST_DEVICES
+from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Pool
 
 WIDE = [convolution("conv", 5_000), dense_layer("fc", 8192, 8192), LOSS]
 """Its dense layer has 268 MB of parameters."""
@@ -110,6 +114,51 @@ def test_no_devices_and_layout_are_better_than_the_plans_gap_says(
             other = laid_out(one, "auto", asked.goal, asked.limits).chosen.configuration
             least = chosen.value(asked.goal) * (1 - made.gap)
             assert other.value(asked.goal) >= least * (1 - 1e-6)
+
+
+def test_one_host_gets_sharded_layers_if_nothing_else_fits() -> None:
+    job, pool, estimate, data = case(WIDE, hosts=1, fewest=1)
+    hosts = [{"name": "a", "devices": [{"type": "nvidia-t4", "count": 3}]}]
+    pool = Pool.model_validate({"name": "p", "hosts": hosts})
+    changes = {"device_type": "nvidia-t4", "cores": None, "memory_limit_bytes": 9e8}
+    curves = [one.model_copy(update=changes) for one in estimate.curves]
+    chosen = make_plan(job, pool, estimate.model_copy(update={"curves": curves}), data)
+    assert chosen.layout is not None
+    assert chosen.layout.how("fc") == "rows"
+    assert len(chosen.devices) > 1
+    assert max(peak_bytes(chosen)) <= 9e8
+
+
+def test_one_host_that_is_too_slow_says_what_data_parallel_needs() -> None:
+    job, pool, estimate, data = case(HEAVY, hosts=1, fewest=1)
+    for seconds, binding in (1, "deadline"), (1000, None):
+        objective = {"minimize": "time", "deadline": f"{seconds}s"}
+        asked = Job.model_validate({**job.model_dump(exclude_unset=True), "objective": objective})
+        if binding is None:
+            assert make_plan(asked, pool, estimate, data).feasible
+            continue
+        with pytest.raises(Infeasible, match="deadline") as why:
+            make_plan(asked, pool, estimate, data)
+        assert why.value.details["nearest_deadline_s"] > seconds
+        assert "layout" not in str(why.value)
+
+
+def test_the_gap_of_another_layout_is_that_over_all_layouts() -> None:
+    other = plan(HEAVY)
+    assert other.strategy["name"] == "hybrid"
+    assert other.gap == other.layouts_gap
+    plain = plan(LIGHT)
+    assert plain.strategy["name"] == "data-parallel"
+    assert (plain.search, plain.gap) == ("exact", 0)
+    assert plain.layouts_gap is not None
+
+
+def test_another_layout_among_too_many_devices_to_bound_says_nothing_of_others() -> None:
+    job, pool, estimate, data = case(HEAVY, hosts=MOST_DEVICES + 1, fewest=2)
+    devices = job.devices.model_copy(update={"max_count": 2})
+    chosen = make_plan(job.model_copy(update={"devices": devices}), pool, estimate, data)
+    assert chosen.strategy["name"] == "hybrid"
+    assert (chosen.search, chosen.gap, chosen.layouts_gap) == ("bounded", 1, None)
 
 
 def test_averages_let_all_devices_of_a_slow_network_be_used() -> None:

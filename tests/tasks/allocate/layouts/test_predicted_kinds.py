@@ -5,20 +5,26 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from layout_cases import LOSS, convolution, dense_layer, layout_of, models_and_layouts
+from layout_plans import HEAVY, plan
 from test_step_simulator import curve_of, network
 
 from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.averages import AverageTimes
 from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
 from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.plan import Prediction
 from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
+from trainwright.tasks.units import plain
+
+TIMES = AverageTimes(epoch_steps=25, checkpoint_steps=50, steps=100, moments=2)
 
 
 def simulated(layers: list[LayerFacts], layout: Layout) -> tuple[SimulatedStep, list[StepByKind]]:
     ranks = len(layout.pipelines)
     curves = [curve_of(layers, 1.0 + rank) for rank in range(ranks)]
     step = StepSimulator(layers, curves, network(ranks, 1e6, 1e-4))(layout)
-    return step, by_kind(step, layout, layers)
+    return step, by_kind(step, layout, layers, TIMES)
 
 
 @settings(max_examples=200, deadline=None)
@@ -50,12 +56,29 @@ def test_each_way_to_keep_a_layer_equal_has_kinds_of_its_own() -> None:
     assert set(rows.wait_s) == {"agree", "sum", "exchange"}
 
 
-def test_an_average_counts_for_each_step_between_averages() -> None:
-    often, seldom = (
-        simulated(MODEL, layout_of([[8], [8]], average_every=every))[1][0] for every in (1, 8)
+def test_averages_at_epochs_and_checkpoints_count_too() -> None:
+    each, seldom = (
+        simulated(MODEL, layout_of([[8], [8]], average_every=every))[1][0] for every in (1, 10)
     )
     agreed = 1024.0
-    assert seldom.wait_s["average"] == pytest.approx(often.wait_s["average"] / 8)
+    # Every 10 steps, after epochs of 25 and at checkpoints every 50: 12 in 100 steps, and both
+    # moments twice.
+    assert seldom.wait_s["average"] == pytest.approx(each.wait_s["average"] * 12 / 100)
     assert seldom.sent_bytes["sum"] - agreed == pytest.approx(
-        (often.sent_bytes["sum"] - agreed) / 8
+        (each.sent_bytes["sum"] - agreed) * 16 / 100
     )
+
+
+@pytest.mark.parametrize("layout", ["averaging", "mixed"])
+def test_a_plans_bytes_by_kind_are_those_that_its_words_compare(layout: str) -> None:
+    averaged, summed = (
+        plan(HEAVY, layout=one, checkpoint={"every_steps": 7}) for one in (layout, "data-parallel")
+    )
+    assert averaged.predicted is not None
+    assert summed.predicted is not None
+    ratio = max_sent(summed.predicted) / max_sent(averaged.predicted)
+    assert f" {plain(ratio)} times fewer bytes" in averaged.layout_in_words
+
+
+def max_sent(predicted: Prediction) -> float:
+    return max(sum(one.sent_bytes.values()) for one in predicted.by_kind)
