@@ -93,10 +93,14 @@ class Averaging:
         self.every = min(self._most, document["every"])
         self.divergence, self.averages = document["divergence"], document["averages"]
 
-    def step_done(self, samples: int) -> bool:
-        """A step of this rank's samples has ended. Returns whether an average is due."""
+    def step_done(self, samples: int) -> None:
+        """A step of this rank's samples has ended."""
         self.samples += samples
         self.steps += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for an average."""
         return self.steps >= self.every
 
     def average(self, *, moments: bool = False, holds: bool = True) -> None:

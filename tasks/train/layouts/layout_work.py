@@ -104,6 +104,12 @@ class LayoutWork:
         """Whether this rank holds only a part of the model."""
         return any(one.cuts is not None for one in self.sharded)
 
+    def require_cut(self) -> None:
+        """Raises RuntimeError if a sharded layer is not cut: a step would not train it."""
+        whole = [one.name for one in self.sharded if one.cuts is None]
+        if whole:
+            raise RuntimeError(f"a step before `cut`: {', '.join(whole)} would not be trained")
+
     def cut(self, members: Sequence[int]) -> None:
         """Keep this rank's rows only. `members`: the devices' numbers, in the order of ranks."""
         self.members = list(members)

@@ -1,6 +1,7 @@
 """Detects a diverging loss.
 
-All ranks have the same loss and the same parameters, so all make the same decision.
+All ranks have the same loss and the same parameters, or ask each other, so all make the same
+decision.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+import torch  # noqa: TID253 - only ranks import this
+
 from trainwright.tasks.train.checkpoint.files import CheckpointState
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainwright.tasks.train.rank.replica import Replica
 
 SMOOTHING = 0.9
 RAN_AWAY, FIRST_LOSSES, JUDGED_AFTER = 10.0, 10, 20
@@ -43,10 +46,18 @@ def judge(state: CheckpointState, loss: float, rate: float) -> None:
         )
 
 
-def require_finite(model: nn.Module, step: int) -> None:
-    """Raises LossDiverged if a parameter is not finite, so that no such checkpoint is taken."""
+def require_finite(rank: Replica, step: int) -> None:
+    """Raises LossDiverged if a parameter is not finite, so that no such checkpoint is taken.
+
+    All ranks call it at once, and raise it together: if layers are sharded, each has other rows.
+    """
     # The sum is fast. It may overflow though all values are finite: only then, check each value.
-    if not all(
-        bool(tensor.sum().isfinite() or tensor.isfinite().all()) for tensor in model.parameters()
-    ):
+    finite = all(
+        bool(tensor.sum().isfinite() or tensor.isfinite().all())
+        for tensor in rank.model.parameters()
+    )
+    if rank.is_cut:
+        broken = torch.tensor([not finite], dtype=torch.float64)
+        finite = not rank.collective.sum_(broken, "not finite").any()
+    if not finite:
         raise LossDiverged(f"parameters are NaN or infinite after step {step - 1}")

@@ -226,6 +226,7 @@ class Rank(Replica):
         ]
         self._gradients.begin()
         self._layout.begin()
+        self._layout.require_cut()
         loss_scale = self.loss_scale.value if self._scales else 1.0
         self._gradients.loss_scale = self._layout.loss_scale = loss_scale
         self._layout.share = size / total
@@ -341,6 +342,17 @@ class Rank(Replica):
         squares = zip(sizes, self._layout.squares, strict=True)
         return sum(total**2 / size * square for size, square in squares if size)
 
+    def join_squares(self, *, holds: bool = True) -> None:
+        """Add |g|² of the rows on all ranks to that of the last step, for `noise_document`.
+
+        All ranks of a group call it at once. A rank that does not hold current rows adds none.
+        """
+        if not self._layout.sharded:
+            return
+        own = torch.tensor([self._rows_square if holds else 0.0], dtype=torch.float64)
+        self._joint_square += float(self.collective.sum_(own, "squares of rows"))
+        self._rows_square = 0.0
+
     def noise_document(self) -> dict[str, Any]:
         """JSON for a checkpoint: the state of noise scale, and loss scale and averages if used."""
         scale = {"loss_scale": self.loss_scale.document()} if self._scales else {}
@@ -350,7 +362,7 @@ class Rank(Replica):
 
     def load_noise(self, document: dict[str, Any]) -> None:
         """Restore a `noise_document`."""
-        self._joint_square = document["joint_square"]
+        self._joint_square, self._rows_square = document["joint_square"], 0.0
         self.noise_scale = NoiseScale(
             **{name: document[name] for name in self.noise_scale.document()}
         )
@@ -502,19 +514,29 @@ class Rank(Replica):
     def update(self, learning_rate: float) -> None:
         """Run the optimizer with the summed gradients, unless a scaled gradient overflowed.
 
-        Ranks that train alone have done that. Layers that are averaged are so if it is time.
+        Ranks that train alone have done that. The step is then complete: `average_if_due` follows.
         """
         self.actions.done(None)
         if not self.alone and not self._skip:
             self._optimizer_step(learning_rate)
         self.actions.done("update")
-        if self.averaging is not None and self.averaging.step_done(self._batch_size):
-            self.averaging.average()
-        self.actions.done("update", "average")
+        if self.averaging is not None:
+            self.averaging.step_done(self._batch_size)
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None
         self.fits = max(self.fits, self._batch_size)
+
+    def average_if_due(self) -> None:
+        """Average the layers that are averaged, if it is time. All ranks call it after `update`.
+
+        If a rank is lost meanwhile, the average is done when the next group forms.
+        """
+        if self.averaging is None or not self.averaging.due:
+            return
+        self.actions.done(None)
+        self.averaging.average()
+        self.actions.done("update", "average")
 
     def average(self, *, moments: bool = False) -> None:
         """Give all ranks the same parameters, if some are averaged. All ranks call it at once."""

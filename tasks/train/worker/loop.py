@@ -188,10 +188,6 @@ class Training:
         found = rank.step(order, begun, state.step)
         judge(state, found.loss, rate)
         rank.update(rate)
-        updated = time.perf_counter()
-        # Recording a step happens after its row is written, so its time counts for the next step.
-        taken_s = updated - started + recording_s
-        own_s = taken_s - (rank.collective.wait_s - waited_s)
         parts, own = shares(found.samples, rank.split), found.figures
         common = {
             "step": state.step,
@@ -200,7 +196,17 @@ class Training:
             "learning_rate": rate,
             "noise_scale": math.nan if noise is None else noise,
         }
+        # The parameters have changed: whatever happens from now on, the step is not done again.
         self.last = {"row": common, "parts": parts, "members": self._members}
+        state.epoch_loss_sum += found.loss * found.samples
+        state.epoch_samples += found.samples
+        state.samples += found.samples
+        state.step += 1
+        rank.average_if_due()
+        updated = time.perf_counter()
+        # Recording a step happens after its row is written, so its time counts for the next step.
+        taken_s = updated - started + recording_s
+        own_s = taken_s - (rank.collective.wait_s - waited_s)
         self.steps.add(
             **common,
             rank=rank.number,
@@ -217,10 +223,6 @@ class Training:
         if found.samples == sum(rank.split):  # the last batch of an epoch may be smaller
             self.batch.note(own_s, taken_s)
             rank.actions.end(own_s)
-        state.epoch_loss_sum += found.loss * found.samples
-        state.epoch_samples += found.samples
-        state.samples += found.samples
-        state.step += 1
         if rank.first:
             self._show(found, parts, rate, taken_s)
         self._recording_s = time.perf_counter() - updated
@@ -348,7 +350,8 @@ class Training:
             self.channel.send("saving")  # a stop then allows more time
         rank.average(moments=True)
         rank.take_state_from_first()
-        require_finite(rank.model, state.step)
+        require_finite(rank, state.step)
+        rank.join_squares()
         state.split, state.adaptive = list(rank.split), self.batch.document()
         state.duration_s = self.order.earlier_s + time.time() - self.order.started_at_s
         state.best |= self.best_at > self.committed and self.redo

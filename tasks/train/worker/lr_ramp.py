@@ -21,14 +21,18 @@ _BEGIN = 5
 
 
 def begin_search(rank: Rank, group: WorkerGroup) -> None:
-    """Split the batch among the group's members as planned; all take the first member's model."""
+    """Split the batch among the group's members as planned; all take the first member's model.
+
+    Each then holds its rows of sharded layers, in the search's snapshots too.
+    """
     planned = [device.batch_size for device in rank.request.plan.devices]
     rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
+    if rank.is_cut:  # an earlier group was lost
+        rank.hold_all_rows()
     rank.begin_anew()
     rank.adapt()
     rank.take_state_from_first()
-    if rank.averaging is not None:
-        rank.averaging.begin()
+    rank.cut(group.members)
 
 
 def search(
@@ -99,6 +103,7 @@ def _series(
         if unbiased > best + DIVERGED * max(abs(best), abs(math.fsum(first) / len(first))):
             break
         rank.update(rate)
+        rank.average_if_due()
         if rank.first:
             channel.progress("ramp", step=done + step + 1, learning_rate=rate, loss=found.loss)
     return points, False

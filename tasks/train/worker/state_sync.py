@@ -53,6 +53,7 @@ def agree(training: Training, group: WorkerGroup) -> None:
         if back:
             state, source = _without_lost_rows(training), 0
         else:
+            rank.join_squares(holds=holds)
             _average(training, source, holds=own[0] > 0 and own[1] == newest[1])
     take_all(training, source, state)
     if back:
@@ -91,8 +92,9 @@ def return_to_checkpoint(training: Training) -> files.CheckpointState | None:
 def _average(training: Training, source: int, *, holds: bool) -> None:
     """Average what the members have done alone since the last average, each by its samples.
 
-    `holds`: whether this rank has done all averages. A step that was under way when the group broke
-    is done again, also by ranks that had already updated their parameters in it.
+    `holds`: whether this rank has done all averages. An average that was under way when the group
+    broke is thus done here. Ranks that train alone update their parameters in a step before they
+    agree on it; if the group breaks in between, they do that step again.
     """
     rank = training.rank
     if rank.averaging is None:

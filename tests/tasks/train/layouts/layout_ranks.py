@@ -170,6 +170,7 @@ def train_in_threads(
                         rank.learning_rate = rate(step) if rate else asked.learning_rate
                         rank.step(order, at, step)
                         rank.update(rank.learning_rate)
+                        rank.average_if_due()
                         step += 1
             rank.average(moments=True)
             return then(rank)

@@ -15,12 +15,21 @@ from training_case import alone, request
 
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.exchange.collective import PeersLost
+from trainwright.tasks.train.rank.divergence import LossDiverged, require_finite
+from trainwright.tasks.train.rank.rank import Rank
+from trainwright.tasks.train.worker.lr_ramp import begin_search
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 SHARDED: dict[str, Any] = {"sync": {"out": "rows"}, "rows": {"out": [4, 3, 3]}}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data-parallel": {"sync": {}},
     "late-multiply": {"sync": {"out": "factors"}},
     "sharded": SHARDED,
+}
+MIXED_ROWS: dict[str, Any] = {
+    "sync": {"conv": "average", "out": "rows"},
+    "rows": {"out": [4, 3, 3]},
+    "average_every": 4,
 }
 Made = Callable[..., tuple[TrainRequest, ThreadRanks]]
 
@@ -43,8 +52,9 @@ def made(tmp_path: Path) -> Iterator[Made]:
             ),
             **layout,
         )
-        found.append(ThreadRanks(asked, tmp_path))
-        return asked, found[0]
+        found.append(ThreadRanks(asked, tmp_path / f"ranks-{len(found)}"))
+        found[-1].folder.mkdir()
+        return asked, found[-1]
 
     yield make
     for ranks in found:
@@ -161,6 +171,72 @@ def test_ranks_without_a_checkpoint_s_state_do_not_count_as_at_step_0(made: Made
     assert [one.training.finished for one in ranks.all] == [None, None, None]
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), MIXED_ROWS], ids=[*LAYOUTS, "mixed"])
+def test_a_search_for_the_learning_rate_trains_every_layer_from_the_start(
+    made: Made, layout: dict[str, Any]
+) -> None:
+    _, ranks = made(layout)
+    ranks.group(0, 1, 2)
+    ranks.steps(3)
+    trained = ranks.state()
+
+    def searched(one: ThreadRank) -> None:
+        begin_search(one.rank, WorkerGroup(generation=1, members=[0, 1, 2]))
+        order = one.rank.epoch_order(0)
+        for step in range(3):
+            one.rank.step(order, 60 * step, step)
+            one.rank.update(one.asked.learning_rate)
+            one.rank.average_if_due()
+
+    ranks.each(searched)
+    assert relative_difference(ranks.state(), trained) == 0
+
+
+def test_a_step_with_sharded_layers_that_are_not_cut_fails(made: Made) -> None:
+    _, ranks = made(SHARDED)
+    ranks.group(0, 1, 2)
+
+    def act(one: ThreadRank) -> None:
+        one.rank.hold_all_rows()
+        with pytest.raises(RuntimeError, match="before `cut`: out would not be trained"):
+            one.rank.step(one.rank.epoch_order(0), 0, 0)
+
+    ranks.each(act)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_ranks_find_parameters_that_are_not_finite(made: Made, layout: str) -> None:
+    _, ranks = made(LAYOUTS[layout])
+    ranks.group(0, 1, 2)
+    ranks.each(lambda one: require_finite(one.rank, 4))
+    with torch.no_grad():
+        for one in ranks.all if layout != "sharded" else ranks.all[1:2]:
+            one.rank.model.out.weight[0, 0] = float("nan")  # type: ignore[union-attr, index, operator]
+
+    def act(one: ThreadRank) -> None:
+        with pytest.raises(LossDiverged, match="NaN or infinite after step 3"):
+            require_finite(one.rank, 4)
+
+    ranks.each(act)
+
+
+@pytest.mark.parametrize("members", [(0, 1, 2), (1, 2)])
+def test_the_noise_scale_of_sharded_layers_is_that_of_data_parallel_ranks(
+    made: Made, members: tuple[int, ...]
+) -> None:
+    found = []
+    for layout in ({"sync": {}}, {"sync": {"out": "rows"}, "rows": {"out": [0, 5, 5]}}):
+        _, ranks = made(layout)
+        ranks.group(0, 1, 2)
+        ranks.steps(7)
+        ranks.group(*members)
+        ranks.steps(9)
+        ranks.each(lambda one: one.rank.join_squares())
+        found.append(ranks.each(lambda one: one.rank.noise_document()))
+    for plain, sharded in zip(*found, strict=True):
+        assert sharded == pytest.approx(plain, rel=1e-9)
+
+
 AVERAGING: dict[str, Any] = {"sync": {}, "average_every": 4}
 MIXED: dict[str, Any] = {"sync": {"out": "average"}, "average_every": 4}
 
@@ -179,6 +255,15 @@ def weighted(states: list[dict[str, torch.Tensor]], samples: list[int]) -> dict[
         name: sum(share * one[name] for share, one in zip(shares, states, strict=True))
         for name in states[0]
     }
+
+
+def updates(ranks: ThreadRanks) -> list[set[float]]:
+    """By member: how many updates each parameter has had."""
+    return ranks.each(lambda one: {float(value["step"]) for value in optimizer_states(one.rank)})
+
+
+def optimizer_states(rank: Rank) -> list[dict[str, Any]]:
+    return list(rank.optimizer.state.values())
 
 
 @pytest.mark.parametrize("layout", [AVERAGING, MIXED], ids=["averaging", "mixed"])
@@ -212,9 +297,12 @@ def test_a_rank_that_joins_takes_the_average_of_the_others(made: Made) -> None:
     ranks.steps(24)
 
 
+@pytest.mark.parametrize("layout", [AVERAGING, MIXED], ids=["averaging", "mixed"])
 @pytest.mark.parametrize("breaks_at", ["average fp64 0", "divergence"])
-def test_a_broken_average_is_done_again(made: Made, breaks_at: str) -> None:
-    _, ranks = made(AVERAGING)
+def test_a_broken_average_is_done_again_but_not_its_step(
+    made: Made, layout: dict[str, Any], breaks_at: str
+) -> None:
+    _, ranks = made(layout)
     ranks.group(0, 1, 2)
     ranks.steps(3)
     ranks.all[1].peers.breaks_at = breaks_at
@@ -231,11 +319,15 @@ def test_a_broken_average_is_done_again(made: Made, breaks_at: str) -> None:
     before = own_states(ranks)
     assert relative_difference(before[0], before[1]) > 1e-6
     ranks.group(0, 1, 2)
-    # The step is not counted, but its updates were made.
     expected = weighted(before, [120, 80, 40])
     for one in own_states(ranks):
         assert relative_difference(one, expected) <= 1e-12
-    ranks.steps(24)
+    assert ranks.each(lambda one: one.training.finished) == [4, 4, 4]
+    assert updates(ranks) == [{4.0}] * 3
+    ranks.steps(8)
+    assert updates(ranks) == [{8.0}] * 3
+    undisturbed = ranks.each(lambda one: one.rank.averaging.averages)
+    assert undisturbed == [2, 2, 2]
 
 
 def test_an_average_that_only_some_completed_counts(made: Made) -> None:
@@ -252,12 +344,7 @@ def test_an_average_that_only_some_completed_counts(made: Made) -> None:
 
 
 def test_lost_rows_of_a_mixed_layout_come_from_the_checkpoint(made: Made) -> None:
-    layout = {
-        "sync": {"conv": "average", "out": "rows"},
-        "rows": {"out": [4, 3, 3]},
-        "average_every": 4,
-    }
-    _, ranks = made(layout)
+    _, ranks = made(MIXED_ROWS)
     ranks.group(0, 1, 2)
     ranks.steps(7)
     ranks.group(0, 1)

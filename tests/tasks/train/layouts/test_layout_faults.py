@@ -35,9 +35,22 @@ class Net(torch.nn.Module):
 
 def build_model(what, mark):
     net = Net(what, mark)
+    if what == "rows" and os.environ.get("HOROVOD_RANK") == "1":
+        not_finite_once(net)
     if what == "factors" and os.environ.get("HOROVOD_RANK") == "0":
         out_of_memory_once(net)
     return net
+
+def not_finite_once(net):
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def spoil(optimizer, *_):
+        if net.calls == 10 and not net.mark.exists():
+            net.mark.touch()
+            with torch.no_grad():
+                net.hidden.weight[0, 0] = float("nan")
+
+    register_optimizer_step_post_hook(spoil)
 
 def out_of_memory_once(net):
     from trainwright.tasks.train.layouts import late_multiply
@@ -114,6 +127,16 @@ def test_after_a_loss_that_is_not_a_number_all_rows_come_from_the_checkpoint(
     (changed,) = result.split_events
     assert changed.step == 5
     assert "the loss is nan at step 7" in changed.reason
+    assert result.steps == 24
+    assert result.metrics["loss"] == pytest.approx(loss_alone(asked), rel=0.3)  # half the rate
+
+
+def test_after_rows_of_one_rank_that_are_not_finite_all_ranks_go_back(tmp_path: Path) -> None:
+    asked = faulty(tmp_path, "rows", "sharded")
+    result = train(asked)
+    (changed,) = result.split_events
+    assert changed.step == 5
+    assert "parameters are NaN or infinite after step 9" in changed.reason
     assert result.steps == 24
     assert result.metrics["loss"] == pytest.approx(loss_alone(asked), rel=0.3)  # half the rate
 

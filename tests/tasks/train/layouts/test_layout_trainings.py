@@ -17,7 +17,7 @@ from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
 from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
 from trainwright.tasks.runs.artefacts.step_kinds import ComputeKind
-from trainwright.tasks.train import train
+from trainwright.tasks.train import search, train
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "late-multiply": {"sync": {"out": "factors"}},
@@ -76,6 +76,20 @@ def test_the_result_has_all_kinds_of_actions_and_the_bytes_that_were_predicted(
         assert (0 < headers < 2000) if layout != "data-parallel" else headers == 0
         # Parameters without a layer are summed too; the step's figures are at most 1 KiB.
         assert abs(own["sum"] - expected["sum"]) <= 1024
+
+
+def test_a_search_for_the_learning_rate_trains_sharded_layers(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], backend="torch", precision="fp64", **NO_SPARE)
+    rates = [0.01 * 1.5**step for step in range(16)]  # the loss diverges
+    sharded = search(with_layout(asked, **LAYOUTS["sharded"]), rates, 3)
+    plain = search(asked, rates, 3)
+    assert sharded.trials
+    assert [one.model_dump() for one in sharded.points] == [
+        pytest.approx(one.model_dump(), rel=1e-9) for one in plain.points
+    ]
+    assert [one.model_dump() for one in sharded.trials] == [
+        pytest.approx(one.model_dump(), rel=1e-9) for one in plain.trials
+    ]
 
 
 def test_real_ranks_average_and_learn(tmp_path: Path) -> None:
