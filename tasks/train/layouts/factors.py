@@ -17,6 +17,8 @@ import torch  # noqa: TID253 - only ranks import this
 from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
+from trainwright.estimator.precision import wide
+
 Dense = nn.Linear | nn.Conv2d | nn.Embedding
 ProductPhase = Literal["forward", "input_gradient", "weight_gradient"]
 """The products of a layer in a step."""
@@ -66,11 +68,13 @@ def multiply(module: Dense, factors: Factors) -> list[torch.Tensor]:
 
 
 def square(module: Dense, factors: Factors) -> float:
-    """|∂W|² + |∂b|², without computing ∂W where that costs less.
+    """|∂W|² + |∂b|² in the factors' precision, without computing ∂W where that costs less.
 
     |gᵀ x|² = Σ_rs (g_r · g_s) (x_r · x_s).
     """
-    inputs, gradients = (one.double() if one.is_floating_point() else one for one in factors)
+    inputs, gradients = (
+        one.to(wide(one.dtype)) if one.is_floating_point() else one for one in factors
+    )
     if isinstance(module, nn.Embedding):
         tokens, places = torch.unique(inputs, return_inverse=True)
         sums = gradients.new_zeros(len(tokens), gradients.shape[1])
