@@ -13,6 +13,7 @@ from layout_ranks import with_layout
 from training_case import NO_SPARE, SLOW, alone, ranks, request, when_checkpoint
 
 from trainwright.estimator.predict.communication import Link
+from trainwright.tasks.allocate.layouts.averages import AverageTimes
 from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
 from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
@@ -66,7 +67,8 @@ def test_the_result_has_all_kinds_of_actions_and_the_bytes_that_were_predicted(
     network = RankNetwork(("here", "here"), link, link)
     step = StepSimulator(facts, [curve(costs, 1.0)] * 2, network)(chosen)
     found = train(asked).measured.by_kind
-    for measured, predicted in zip(found, by_kind(step, chosen, facts), strict=True):
+    averages = AverageTimes.of(asked.job.train, 300, asked.plan.global_batch_size)
+    for measured, predicted in zip(found, by_kind(step, chosen, facts, averages), strict=True):
         assert measured.device == predicted.device
         assert set(measured.compute_s) == set(get_args(ComputeKind))
         assert all(measured.compute_s[kind] > 0 for kind in ("forward", "backward", "update"))
