@@ -1,8 +1,8 @@
 """Chooses devices and layout together.
 
 The exact search (`search`) knows data parallel only. A search of the relaxed problem finds devices
-that suit other layouts; the layouts are simulated on both, and the relaxed problem's least value
-bounds what any plan could gain.
+that suit other layouts; the layouts are simulated on both. The least value of a third problem
+(`layout_bound`) bounds what any plan could gain.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from trainwright.tasks.allocate.batch_choice import choose_batch, preferred
 from trainwright.tasks.allocate.infeasible import rounded_up
 from trainwright.tasks.allocate.layouts.choose import MOST_COMPARED
+from trainwright.tasks.allocate.layouts.layout_bound import bounding
 from trainwright.tasks.allocate.layouts.planning import LEAST_GAIN, LaidOut, laid_out
 from trainwright.tasks.allocate.layouts.relaxation import MOST_DEVICES, as_planned, relaxed
 from trainwright.tasks.allocate.plan.configuration import Configuration
@@ -46,10 +47,10 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
     named = wanted not in ("auto", DATA_PARALLEL)
     if named and plain is not None and plain.size == 1:
         problem, plain = _of_several(problem, plain)
-    eased = None
+    eased, permitted = None, tuple[Sync, ...]()
     if named or len(problem.devices) <= MOST_DEVICES:
         averages = problem.job.train.averages is not None
-        permitted: tuple[Sync, ...] = ("average",) if averages else _permitted(wanted)
+        permitted = ("average",) if averages else _permitted(wanted)
         eased = relaxed(problem, permitted, on_one_machine=named or plain is None)
     starts = [] if plain is None else [plain]
     if eased is not None:
@@ -62,7 +63,8 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
         if plain is None and not named and chosen.chosen.shortage is None:
             return None  # data parallel comes closest: its own search says what is nearest
         raise _infeasible(problem, chosen)
-    return JointChoice(chosen, _gap(eased, chosen.chosen.configuration))
+    gap = None if eased is None else _gap(problem, permitted, chosen.chosen.configuration)
+    return JointChoice(chosen, gap)
 
 
 def _permitted(wanted: LayoutSpec | str) -> tuple[Sync, ...]:
@@ -127,12 +129,12 @@ def _best(
     return found if value < first.value(problem.goal) * (1 - gain) else laid[0]
 
 
-def _gap(eased: PlanningProblem | None, chosen: Configuration) -> float | None:
+def _gap(problem: PlanningProblem, syncs: Sequence[Sync], chosen: Configuration) -> float:
     """How much better any layout could be at the plan's global batch."""
-    if eased is None:
-        return None
-    value = chosen.value(eased.goal)
-    bound = best(eased.request(chosen.batch)).bound
+    if problem.job.train.averages == "mixed":  # layers that are not averaged may be either
+        syncs = (*syncs, "factors", "rows")
+    value = chosen.value(problem.goal)
+    bound = best(bounding(problem, syncs, chosen.batch).request(chosen.batch)).bound
     return max(0.0, 1 - bound / value) if value > 0 else 0.0
 
 

@@ -204,9 +204,13 @@ def _candidate(
 def _configured(
     result: Configuration, base: SimulatedLayout, one: SimulatedLayout
 ) -> Configuration:
-    """The configuration with a layout, its cost in proportion to data parallel's simulated step."""
+    """The configuration with a layout, its cost in proportion to data parallel's simulated step.
+
+    A step is not shorter than its computing, nor than its sums.
+    """
     model = result.topology.model
     ratio = one.step.step_s / base.step.step_s if base.step.step_s > 0 else 1.0
+    ratio = max(ratio, _least_s(result, one) / result.cost.step_s.median)
     kinds = [model.kind(device) for device, _ in result.devices()]
     work_j = sum(
         kind.extra_w * (after - before)
@@ -224,3 +228,19 @@ def _configured(
         else result.cost.with_steps(model.steps(result.batch), step_s, waiting, work_j)
     )
     return replace(result, cost=cost, strategy=one.layout.name, layout=one.layout)
+
+
+def _least_s(result: Configuration, one: SimulatedLayout) -> float:
+    """Seconds that no step is below: computing and the last sum, or all sums, by `plan.cost`."""
+    topology, layers = result.topology, result.topology.model.estimate.layers
+    loops = [
+        topology.model.kind(device).curve.loop_part_s(batch, result.accumulation) or 0.0
+        for device, batch in result.devices()
+    ]
+    slowest_s = max(map(sum, zip(one.step.compute_s(), loops, strict=True)))
+    whole = sum(layer.parameter_bytes for layer in layers)
+    summed = sum(layer.parameter_bytes for layer in layers if one.layout.how(layer.name) == "sum")
+    sent = topology.model.estimate.gradient_bytes * (summed / whole if whole else 1.0)
+    times, ring = topology.collectives.time, result.placement.ring
+    last_s = times(ring, min(1.0, sent)).tail.median
+    return max(slowest_s + last_s, times(ring, sent).total.median)

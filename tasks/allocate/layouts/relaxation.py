@@ -1,9 +1,8 @@
-"""A planning problem in which no layout's transfers cost anything: it bounds and guides the choice.
+"""A planning problem in which no layout's transfers cost anything: it guides the choice of devices.
 
 In it, the gradients of layers that could be late-multiplied or sharded are sent for nothing, and
 sharded layers take no memory. Its best configuration is a good choice of devices for a layout
-other than data parallel, and its least value is a lower bound for every layout, if a layer takes no
-less time in parts than as a whole.
+other than data parallel. `layout_bound` has a problem that bounds the value of every layout.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainwright.estimator.curves import DeviceCurve, Knots
-from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.layouts.layout_bound import may_be
 from trainwright.tasks.allocate.layouts.memory import state_tensors
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.plan.configuration import Configuration
@@ -35,7 +34,7 @@ def relaxed(
     """
     model = problem.model
     estimate = model.estimate
-    apart = [one for one in estimate.layers if _may_be(one, syncs)]
+    apart = [one for one in estimate.layers if may_be(one, syncs)]
     machines = {machine_of(device) for device in problem.devices}
     if not apart or (len(machines) < 2 and not on_one_machine):
         return None
@@ -63,10 +62,6 @@ def as_planned(problem: PlanningProblem, one: Configuration) -> Configuration:
     collectives = problem.topology.collectives.time(one.placement.ring)
     cost = model.cost(shares, collectives, one.batch, one.accumulation)
     return replace(one, topology=problem.topology, shares=shares, cost=cost)
-
-
-def _may_be(layer: LayerFacts, syncs: Sequence[Sync]) -> bool:
-    return bool(layer.parameters) and any(why_not(layer, sync) is None for sync in syncs)
 
 
 def _with_less(curve: DeviceCurve, saved_bytes: float) -> DeviceCurve:

@@ -72,9 +72,12 @@ class CollectiveModel:
         """cache for `search.collective_bound`, which needs the same times in each search"""
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - lives as long as one plan's search
-    def time(self, ring: RingShape) -> CollectiveTime:
-        """All-reduces of the gradients, bucket by bucket, and of the step's metrics."""
-        size = self._estimate.gradient_bytes
+    def time(self, ring: RingShape, gradient_bytes: float | None = None) -> CollectiveTime:
+        """All-reduces of gradients, bucket by bucket, and of the step's metrics.
+
+        `gradient_bytes` are those of the whole model unless given.
+        """
+        size = self._estimate.gradient_bytes if gradient_bytes is None else gradient_bytes
         buckets = max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
         last = size - (buckets - 1) * GRADIENT_BUCKET_BYTES
         return CollectiveTime(

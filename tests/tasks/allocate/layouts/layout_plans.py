@@ -68,9 +68,15 @@ def case(
     memory: float | None = None,
     fewest: int | None = None,
     objective: dict[str, Any] | None = None,
+    fixed: float = 0.0,
+    update: float = 0.0,
     **train: Any,
 ) -> tuple[Job, Pool, Estimate, Any]:
-    """Job, pool, estimate and data of `plan`."""
+    """Job, pool, estimate and data of `plan`.
+
+    `fixed` seconds of each phase of a layer do not depend on the batch, nor do `update` seconds of
+    the optimizer; they count in proportion to 0.1 ms for each sample of a phase.
+    """
     pool = Pool.model_validate(
         {
             "name": "p",
@@ -85,7 +91,7 @@ def case(
             ],
         }
     )
-    each = Affine(fixed=0.0, per_sample=1e-4)
+    each = Affine(fixed=fixed, per_sample=1e-4)
     costs = tuple(
         LayerCost(name=one.name, forward=each, input_gradient=each, weight_gradient=each)
         for one in layers
@@ -105,12 +111,27 @@ def case(
         mode="calibrated",
         gradient_bytes=sum(one.parameter_bytes for one in layers),
         curves=[
-            curve(one, memory).model_copy(update={"layers": costs, "peak_memory_bytes": peak})
+            curve(one, memory).model_copy(
+                update={
+                    "layers": costs,
+                    "peak_memory_bytes": peak,
+                    "update": Affine(fixed=update, per_sample=0.0),
+                    **_step_s(len(costs), fixed, update, one),
+                }
+            )
             for one in sorted({*cores})
         ],
         layers=layers,
     )
     return job, pool, estimate, DATA
+
+
+def _step_s(layers: int, fixed: float, update: float, cores: float) -> dict[str, Affine]:
+    """The step time, if parts of it do not depend on the batch."""
+    if not (fixed or update):
+        return {}
+    whole = Affine(fixed=(3 * layers * fixed + update) / cores, per_sample=3e-4 * layers / cores)
+    return {"step_time_s": whole}
 
 
 def batches_of(plan: Plan) -> dict[str, int]:
