@@ -518,6 +518,7 @@ def test_the_openapi_document_describes_the_requests_and_has_no_dangling_referen
         "/runs/{job}/{run_id}",
         "/runs/{job}/{run_id}/metrics",
         "/runs/{job}/{run_id}/structure",
+        "/runs/{job}/{run_id}/timeline",
         "/runs/{job}/{run_id}/report",
         "/runs/{job}/{run_id}/rejection",
         "/runs/{job}/{run_id}/exports/{kind}/{file}",
