@@ -44,12 +44,12 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
     layout, and Infeasible if no devices meet the limits with it.
     """
     wanted, goal = problem.job.train.layout, problem.goal
-    named = wanted not in ("auto", DATA_PARALLEL)
+    averages = problem.job.train.averages is not None
+    named = averages or not _leaves_it_open(wanted)
     if named and plain is not None and plain.size == 1:
         problem, plain = _of_several(problem, plain)
     eased, permitted = None, tuple[Sync, ...]()
     if named or len(problem.devices) <= MOST_DEVICES:
-        averages = problem.job.train.averages is not None
         permitted = ("average",) if averages else _permitted(wanted)
         eased = relaxed(problem, permitted, on_one_machine=named or plain is None)
     starts = [] if plain is None else [plain]
@@ -65,6 +65,13 @@ def with_devices(problem: PlanningProblem, plain: Configuration | None) -> Joint
         raise _infeasible(problem, chosen)
     gap = None if eased is None else _gap(problem, permitted, chosen.chosen.configuration)
     return JointChoice(chosen, gap)
+
+
+def _leaves_it_open(wanted: LayoutSpec | str) -> bool:
+    """Whether the job asks for no layout but data parallel."""
+    if isinstance(wanted, LayoutSpec):
+        return wanted.dense in ("auto", "sum")
+    return wanted in ("auto", DATA_PARALLEL)
 
 
 def _permitted(wanted: LayoutSpec | str) -> tuple[Sync, ...]:

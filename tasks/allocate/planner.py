@@ -88,8 +88,7 @@ def make_plan(
     solve_time_s += time.perf_counter() - started
     if joint is None:
         raise infeasible(problem)
-    document = _document(problem, joint, found, neighbours, known)
-    return described(document.model_copy(update={"solve_time_s": solve_time_s}), pool)
+    return described(_document(problem, joint, found, neighbours, known, solve_time_s), pool)
 
 
 def _tie_broken(
@@ -111,6 +110,7 @@ def _document(
     found: Sequence[SearchResult],
     neighbours: Sequence[Configuration],
     known: Sequence[Configuration],
+    solve_time_s: float,
 ) -> Plan:
     """The plan as an artefact; `found` are the results of all global batches, largest first."""
     job, rows, laid = problem.job, problem.model.data.train_rows, joint.laid
@@ -178,7 +178,7 @@ def _document(
             [result.strategy, *(one.configuration.strategy for one in laid.others)],
         ),
         window_s=None if math.isinf(window_s) else window_s,
-        solve_time_s=0.0,
+        solve_time_s=solve_time_s,
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -112,26 +113,16 @@ def _dropout(
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
+    dims: int | None = None,
 ) -> torch.Tensor:
-    if not training or not 0 < p < 1:
-        return original(input, p, training, inplace)  # type: ignore[no-any-return]
-    kept = _mask(input.shape, p, input.device)
-    return original(input, p, training, inplace) if kept is None else _scaled(input, kept, p)
-
-
-def _of_channels(
-    original: Callable[..., Any],
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> torch.Tensor:
-    if not training or not 0 < p < 1:
-        return original(input, p, training, inplace)  # type: ignore[no-any-return]
-    kept = _mask(input.shape[:2], p, input.device)
+    """With a mask over the first `dims` dimensions; None: over all."""
+    kept = _mask(input.shape[:dims], p, input.device) if training and 0 < p < 1 else None
     if kept is None:
         return original(input, p, training, inplace)  # type: ignore[no-any-return]
-    return _scaled(input, kept.view(*kept.shape, *[1] * (input.dim() - 2)), p)
+    return _scaled(input, kept.view(*kept.shape, *[1] * (input.dim() - kept.dim())), p)
+
+
+_of_channels = partial(_dropout, dims=2)
 
 
 def _alpha(

@@ -29,22 +29,9 @@ LIGHT = [convolution("conv", 500_000), dense_layer("fc", 16, 10), LOSS]
 """Nearly all parameters are in a convolution."""
 
 
-def plan(
-    layers: list[LayerFacts],
-    network: str = "200Mbit",
-    hosts: int = 2,
-    cores: tuple[float, ...] = (1.0,),
-    memory: float | None = None,
-    fewest: int | None = None,
-    objective: dict[str, Any] | None = None,
-    **train: Any,
-) -> Plan:
-    """The plan of a model on hosts with one device each, for the least time.
-
-    `cores` are those of the hosts, in turn; `memory` is each device's, in bytes. The plan has at
-    least `fewest` devices; None: all.
-    """
-    return plan_and_estimate(layers, network, hosts, cores, memory, fewest, objective, **train)[0]
+def plan(*args: Any, **options: Any) -> Plan:
+    """The plan of a `case`."""
+    return plan_and_estimate(*args, **options)[0]
 
 
 def plan_and_estimate(*args: Any, **train: Any) -> tuple[Plan, Estimate]:
@@ -72,8 +59,10 @@ def case(
     update: float = 0.0,
     **train: Any,
 ) -> tuple[Job, Pool, Estimate, Any]:
-    """Job, pool, estimate and data of `plan`.
+    """Job, pool, estimate and data of a model on hosts with one device each, for the least time.
 
+    `cores` are those of the hosts, in turn; `memory` is each device's, in bytes. The plan has at
+    least `fewest` devices; None: all.
     `fixed` seconds of each phase of a layer do not depend on the batch, nor do `update` seconds of
     the optimizer; they count in proportion to 0.1 ms for each sample of a phase.
     """

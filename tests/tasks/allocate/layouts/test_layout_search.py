@@ -45,6 +45,11 @@ def test_a_named_layout_gets_several_devices_even_if_one_would_be_faster() -> No
     assert len(plan(HEAVY, fewest=1, layout="sharded").devices) == 2
 
 
+@pytest.mark.parametrize("part", [{"chunk_bytes": 65536}, {"dense": "sum"}])
+def test_a_mapping_that_names_no_other_layout_asks_for_no_second_device(part: Any) -> None:
+    assert len(plan(HEAVY, fewest=1, layout=part).devices) == 1
+
+
 @pytest.mark.parametrize("hosts", [3, 4])
 def test_rows_make_a_model_fit_that_no_device_holds(hosts: int) -> None:
     with pytest.raises(Infeasible, match="memory binds"):

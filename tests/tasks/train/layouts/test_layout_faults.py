@@ -97,24 +97,18 @@ def loss_alone(asked: TrainRequest) -> float:
     return metrics[-1]["loss"]
 
 
-def test_a_rank_out_of_memory_gets_a_smaller_batch_and_no_step_is_lost(tmp_path: Path) -> None:
-    asked = faulty(tmp_path, "memory", "sharded")
-    result = train(asked)
-    (changed,) = result.split_events
-    assert "rank 0 (here/0) ran out of memory with a batch of 50" in changed.reason
-    assert (changed.step, changed.batch_sizes) == (7, [25, 35])
-    assert result.steps == 24
-    assert result.metrics["loss"] == pytest.approx(loss_alone(asked), rel=1e-4)
-
-
-def test_a_rank_out_of_memory_for_the_factors_of_all_takes_the_step_from_the_others(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("what", "layout", "step"), [("memory", "sharded", 7), ("factors", "late-multiply", 8)]
+)
+def test_a_rank_out_of_memory_gets_a_smaller_batch_and_no_step_is_lost(
+    tmp_path: Path, what: str, layout: str, step: int
 ) -> None:
-    asked = faulty(tmp_path, "factors", "late-multiply")
+    """The second takes the step, which the others have finished, from them."""
+    asked = faulty(tmp_path, what, layout)
     result = train(asked)
     (changed,) = result.split_events
     assert "rank 0 (here/0) ran out of memory with a batch of 50" in changed.reason
-    assert (changed.step, changed.batch_sizes) == (8, [25, 35])
+    assert (changed.step, changed.batch_sizes) == (step, [25, 35])
     assert result.steps == 24
     assert result.metrics["loss"] == pytest.approx(loss_alone(asked), rel=1e-4)
 
