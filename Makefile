@@ -10,10 +10,15 @@ BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 # Test files run in parallel, the longest first (tests/conftest.py).
 BESIDE := -n logical --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
-SYSTEM_PACKAGES := iverilog postgresql redis-server openssh-server chromium openssh-client iproute2
+SYSTEM_PACKAGES := iverilog postgresql redis-server openssh-server chromium openssh-client iproute2 \
+	podman runc iptables netavark
+# `make images`: podman or docker, the image that all begin with, and more options of its `build`.
+RUNTIME := $(shell command -v podman || command -v docker)
+BASE := docker.io/library/python:3.11-slim-bookworm
+BUILD_OPTIONS :=
 RETRIES := -o Acquire::Retries=3
 
-.PHONY: help setup setup-system run test test-all test-with lint bench clean
+.PHONY: help setup setup-system run test test-all test-with test-gpu images image-base stack-secrets links lint bench clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -62,9 +67,35 @@ test-with: ## run TESTS with other versions: make test-with PYTHON=python3.12 WI
 	@build/test-with/bin/python -m trainwright.infra.horovod
 	build/test-with/bin/python -m pytest -m "not slow" $(BESIDE) $(TESTS)
 
-# mypy and import-linter need packages in folders with their names: these links give them that view.
-lint: setup ## run ruff, mypy and import-linter
+# A virtual environment over PYTHON's packages, with its own torch: nothing is installed in PYTHON, and no network is needed.
+test-gpu: links ## run the tests that need a GPU, by PYTHON; WHEELS=FOLDER has packages that it lacks
+	@rm -rf build/test-gpu && $(PYTHON) -m venv --without-pip build/test-gpu
+	@site=$$(build/test-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	&& { $(PYTHON) -c 'import sys; print(*(one for one in sys.path if one.endswith("-packages")), sep="\n")'; \
+	echo $(CURDIR)/build/lint; } > $$site/test-gpu.pth \
+	&& { test -z "$(WHEELS)" || $(PYTHON) -m pip install -q --no-index --no-deps --target $$site $(WHEELS)/*.whl; }
+	timeout 480 build/test-gpu/bin/python -m pytest -rA --durations 0 $(or $(TESTS),tests/gpu) -o norecursedirs=
+
+images: ## build the container images trainwright-train and trainwright-airflow, from BASE
+	@test -n "$(RUNTIME)" || { echo >&2 "make images needs podman or docker"; exit 1; }
+	@for role in train airflow; do $(RUNTIME) build $(BUILD_OPTIONS) --build-arg BASE=$(BASE) \
+	-f infra/images/$$role.Containerfile -t trainwright-$$role . || exit; done
+
+stack-secrets: ## write secrets of the whole stack (compose, Kubernetes) to infra/stack/secrets, once
+	@test -e infra/stack/secrets || $(PYTHON) infra/stack_secrets.py infra/stack/secrets
+
+image-base: ## as root: make a BASE from Debian's packages, where there is no registry: localhost/trainwright-base
+	@rm -rf build/image-base && mkdir -p build
+	debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm build/image-base
+	rm -rf build/image-base/var/cache/apt/archives/*.deb build/image-base/var/lib/apt/lists/*
+	tar -C build/image-base -c . | $(RUNTIME) import - localhost/trainwright-base
+	rm -rf build/image-base
+
+# Packages in folders with their import names, as mypy, import-linter and an uninstalled tree need them.
+links:
 	@mkdir -p build/lint/trainwright && for p in $(PACKAGES); do ln -sfn ../../../$$p build/lint/trainwright/$$p; done
+
+lint: setup links ## run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/lint $(BIN)/mypy -p trainwright.estimator -p trainwright.tasks -p trainwright.operators

@@ -62,7 +62,7 @@ def job_of(params: Mapping[str, Any]) -> str:
     try:
         return FORM.job_text(params)
     except BadInput as error:
-        raise AirflowFailException(f"{error.kind}: {error}") from error
+        raise AirflowFailException(f"{error.kind}: {error}") from None
 
 
 with DAG(

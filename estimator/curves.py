@@ -9,7 +9,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -193,6 +193,20 @@ class DeviceCurve(FrozenModel):
     calibrated_time_knots: Knots | None = Field(
         default=None, description="`time_knots` before finished runs corrected them"
     )
+
+    def slowed(self, factor: float) -> DeviceCurve:
+        """The curve of a device that takes `factor` times as long."""
+        changes: dict[str, Any] = {
+            name: line.model_copy(
+                update={"fixed": factor * line.fixed, "per_sample": factor * line.per_sample}
+            )
+            for name, line in (("step_time_s", self.step_time_s), ("loop_s", self.loop_s))
+            if line is not None
+        }
+        if (knots := self.time_knots) is not None:
+            values = tuple(factor * value for value in knots.values)
+            changes["time_knots"] = knots.model_copy(update={"values": values})
+        return self.model_copy(update=changes)
 
     def median_s(self, batch_size: int, micro_batches: int = 1) -> float:
         """Median seconds of a step of b samples in A micro-batches.

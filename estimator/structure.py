@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from trainwright.estimator.curves import Affine, Knots
 from trainwright.estimator.frozen_model import FrozenModel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from trainwright.estimator.lifetimes import Lifetimes
 
 Precision = Literal["fp32", "fp64", "bf16", "amp"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -108,6 +105,34 @@ class LayerWork(LayerFacts):
         return LayerFacts(**{name: getattr(self, name) for name in LayerFacts.model_fields})
 
 
+class Unit(FrozenModel):
+    """A part of the model between two places where it can be cut, in the order of a forward pass.
+
+    A stage of a pipeline runs some units that follow each other.
+    """
+
+    name: str = Field(description="the first module in it that no earlier unit runs")
+    modules: list[str] = Field(description="the modules that it runs, in order")
+    layers: list[str] = Field(
+        default_factory=list, description="names in `layer_work` that compute in it, in order"
+    )
+    crossing_bytes: Affine = Field(
+        default=_NOTHING,
+        description="of tensors that are alive after it and used later, over the samples of a "
+        "micro-batch: what a stage sends if the model is cut here",
+    )
+    tied: list[str] = Field(
+        default_factory=list,
+        description="trained parameters that it uses and an earlier unit is the first to use",
+    )
+    dropouts: int = Field(
+        default=0, ge=0, description="dropout calls in it: a mask is keyed by the call's number"
+    )
+    batch_statistics: bool = Field(
+        default=False, description="whether a layer in it normalises by statistics of the batch"
+    )
+
+
 _MOST = 1e24
 """A bound on an operation's FLOPs and bytes, far beyond any real one."""
 _CONVOLUTION = ("batch", "channels", "filters", "groups", "kernel", "points_in", "points_out")
@@ -173,86 +198,11 @@ class Operation(FrozenModel):
         return self
 
 
-class Lifetimes(FrozenModel):
-    """The storages that a first step and later ones make and free, in order.
+class RecordedStep(FrozenModel):
+    """The storages of a step, and the operations whose workspaces are among them."""
 
-    A code n >= 0 makes a storage of `sizes[n]` bytes; from len(sizes) on it is the workspace of an
-    operation of the trace, which is freed at once. A code n < 0 frees storage number (-1 - n). The
-    count of the step continues that of the start.
-    """
-
-    sizes: tuple[Affine, ...]
-    start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
-    step: tuple[int, ...]
-    graphs: tuple[tuple[int, int, int], ...] | None = Field(
-        default=None,
-        description="for each micro-batch the places, counted from the start, where autograd's "
-        "graph begins, where the backward pass begins and where it has ended; None: not known",
-    )
-
-    @model_validator(mode="after")
-    def _numbers_name_something(self) -> Lifetimes:
-        made, ended = 0, set()
-        for code in (*self.start, *self.step):
-            if code < -made or code in ended:
-                raise ValueError(
-                    f"lifetimes: {code} frees a storage that does not exist; {made} were made"
-                )
-            made += 0 <= code < len(self.sizes)
-            if code < 0:
-                ended.add(code)
-        if max(self.start, default=-1) >= len(self.sizes):
-            raise ValueError("lifetimes: the start can only make storages")
-        for graph in self.graphs or ():
-            if not 0 <= graph[0] <= graph[1] <= graph[2] <= len(self.start) + len(self.step):
-                raise ValueError(f"lifetimes: graphs {graph} are not increasing indices")
-        return self
-
-    def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
-        """Bytes that a step allocates in storages of `least_bytes` or more.
-
-        `workspaces` are those of the trace's operations.
-        """
-        import numpy as np
-
-        bytes_of = np.array([*(line(batch_size) for line in self.sizes), *workspaces])
-        if not (bytes_of >= least_bytes).any():
-            return 0.0
-        codes = np.array([code for code in self.step if code >= 0], dtype=np.int64)
-        made = bytes_of[codes]
-        return float(made[made >= least_bytes].sum())
-
-    def events(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """The events of the start and one step, in order, as three arrays of one length.
-
-        The number of the storage, in order of creation (-1 for a workspace); the code that made it;
-        1 if it is made, -1 if it is freed, 0 for a workspace.
-        """
-        import numpy as np
-
-        codes = np.array((*self.start, *self.step), dtype=np.int64)
-        made, ended = (codes >= 0) & (codes < len(self.sizes)), codes < 0
-        numbers = np.where(made, np.cumsum(made) - 1, -1)
-        numbers[ended] = -1 - codes[ended]
-        made_by = codes[made]
-        codes[ended] = made_by[numbers[ended]]
-        return numbers, codes, made.astype(np.int64) - ended
-
-    def successors(self) -> dict[int, int]:
-        """Pairs of storages of the same size: one that the step frees, and one that replaces it.
-
-        The next step frees the replacement.
-        """
-        of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]
-        found = sum(code >= 0 for code in self.start)
-        ended = {-1 - code for code in self.step if code < 0}
-        left: dict[int, list[int]] = {}
-        for number in range(len(of) - 1, found - 1, -1):
-            if number not in ended:
-                left.setdefault(of[number], []).append(number)
-        return {
-            one: left[of[one]].pop() for one in sorted(ended) if one < found and left.get(of[one])
-        }
+    lifetimes: Lifetimes
+    operations: tuple[Operation, ...]
 
 
 class Structure(FrozenModel):
@@ -300,6 +250,14 @@ class Structure(FrozenModel):
         description="modules that compute something, in the order in which they first do; the "
         "last is the loss; empty: not recorded",
     )
+    units: list[Unit] = Field(
+        default_factory=list,
+        description="parts between places where the model can be cut into stages of a pipeline; "
+        "empty: it can't be cut, or not known",
+    )
+    not_cut: str = Field(
+        default="", description="why the model can't be cut: the operation and its module"
+    )
     lifetimes: Lifetimes | None = Field(
         default=None,
         description="None: the order of operations depends on the batch size",
@@ -316,6 +274,21 @@ class Structure(FrozenModel):
         if lives is not None and max(lives.step, default=-1) >= len(lives.sizes) + len(self.trace):
             raise ValueError("lifetimes: a workspace of an operation that the trace does not have")
         return self
+
+    def recorded_step(self) -> RecordedStep | None:
+        """The storages of a step, if it is known which calls of modules keep them."""
+        lives = self.lifetimes
+        if lives is None or not lives.calls:
+            return None
+        known = len(lives.sizes)
+        used = sorted({code for code in lives.step if code >= known})
+        places = {code: known + place for place, code in enumerate(used)}
+        return RecordedStep(
+            lifetimes=lives.model_copy(
+                update={"step": tuple(places.get(code, code) for code in lives.step)}
+            ),
+            operations=tuple(self.trace[code - known] for code in used),
+        )
 
     def fingerprint(self) -> str:
         """Equal for equal models trained the same way, at any traced batch size and layer names."""

@@ -158,11 +158,29 @@ def start_airflow(home: Path, dags_folder: Path) -> None:
             wait_until(lambda: airflow_answers(home), services, timeout_s=240)
 
 
+def restart_service(home: Path, dags_folder: Path, service: BackgroundProcess) -> bool:
+    """Start one of the processes again, at the same address, if it has ended by itself.
+
+    Its children are ended. Returns whether it had ended.
+    """
+    with _locked(home):
+        ended = service.ended()
+        if ended:
+            stop([service], grace_s=20)
+            environment = airflow_environment(home, dags_folder)
+            arguments = _COMPONENTS[service.name.removeprefix("airflow-")]
+            service.start([sys.executable, "-m", "airflow", *arguments], environment)
+        return ended
+
+
 def stop_airflow(home: Path) -> None:
     """Stop all its processes and running tasks. Its database and logs stay."""
     if (home / "airflow").exists():
         with _locked(home):
-            stop([*airflow_services(home), training_service(home)], grace_s=20)
+            services = [*airflow_services(home), training_service(home)]
+            stop(services, grace_s=20)
+            for service in services:
+                service.forget()
 
 
 def airflow_answers(home: Path) -> bool:

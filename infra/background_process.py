@@ -48,6 +48,18 @@ class BackgroundProcess:
         pid, started = self._recorded()
         return pid if pid is not None and _start_time(pid) == started else None
 
+    def known(self) -> bool:
+        """Whether it was started, and not forgotten since."""
+        return self._record.exists()
+
+    def ended(self) -> bool:
+        """Whether it was started, and has ended by itself."""
+        return self.known() and self.pid() is None
+
+    def forget(self) -> None:
+        """Remove its record: it was stopped on purpose."""
+        self._record.unlink(missing_ok=True)
+
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it in `folder`, in its own session; appends its output to its log."""
         with self.log.open("ab") as log:

@@ -20,7 +20,7 @@ from trainwright.infra.airflow import (
     start_airflow,
     stop_airflow,
 )
-from trainwright.infra.background_process import BackgroundProcess
+from trainwright.infra.background_process import BackgroundProcess, stop
 from trainwright.infra.s3_server import (
     S3Access,
     s3_access,
@@ -29,9 +29,16 @@ from trainwright.infra.s3_server import (
     start_s3,
     stop_s3,
 )
+from trainwright.infra.supervisor import (
+    Supervisor,
+    start_supervisor,
+    supervised,
+    supervisor_service,
+)
 
 __all__ = [
     "S3Access",
+    "Supervisor",
     "airflow_environment",
     "down",
     "ensure_airflow_db",
@@ -39,12 +46,15 @@ __all__ = [
     "start_s3",
     "status",
     "stop_s3",
+    "supervised",
     "up",
 ]
 
 
 def up(home: Path, dags_folder: Path, progress: Callable[[str], None] | None = None) -> None:
     """Start all parts that do not run, and wait until they are healthy. `progress` gets each name.
+
+    From then on a supervisor restarts parts that end, until `down`.
 
     Raises OSError or TimeoutError with the part that failed and the path of its log.
     """
@@ -55,10 +65,12 @@ def up(home: Path, dags_folder: Path, progress: Callable[[str], None] | None = N
     ensure_airflow_db(home, dags_folder)
     say("starting Airflow")
     start_airflow(home, dags_folder)
+    start_supervisor(home, dags_folder)
 
 
 def down(home: Path) -> None:
     """Stop all parts. Data, passwords and ports stay for the next `up`."""
+    stop([supervisor_service(home)], grace_s=0)
     stop_airflow(home)
     stop_s3(home)
 
@@ -78,6 +90,10 @@ def status(home: Path) -> list[dict[str, Any]]:
         if serves and entry["pid"] is not None:
             entry["note"] = f"log in as {USER}; the password is in {password_file(home)}"
         found.append(entry)
+    supervisor = supervisor_service(home)
+    found.append(_entry(supervisor.name, supervisor, True, None))
+    if supervisor.pid() is not None and supervisor.log.stat().st_size:
+        found[-1]["note"] = supervisor.last_line()
     return found
 
 

@@ -67,24 +67,37 @@ def start_s3(home: Path) -> S3Access:
     fails.
     """
     with _locked(home):
-        service = s3_service(home)
-        if service.pid() is not None and s3_answers(home):
+        if s3_service(home).pid() is not None and s3_answers(home):
             return s3_access(home)
-        stop([service], grace_s=20)
-        _set_up(service.folder)
-        for _ in range(3):  # another process may take a port before the server does
-            with _chosen_ports(home) as access:
-                service.start(_command(access.port), _environment(access, service.folder))
-                try:
-                    wait_until(lambda: s3_answers(home), [service], timeout_s=60)
-                except TimeoutError:
-                    stop([service], grace_s=0)
-                    raise
-                except OSError as error:
-                    failed = error
-                    continue
-                return access
-        raise failed
+        return _start(home)
+
+
+def restart_s3(home: Path) -> bool:
+    """Start the server if it has ended by itself. Returns whether it had; raises as `start_s3`."""
+    with _locked(home):
+        ended = s3_service(home).ended()
+        if ended:
+            _start(home)
+        return ended
+
+
+def _start(home: Path) -> S3Access:
+    service = s3_service(home)
+    stop([service], grace_s=20)
+    _set_up(service.folder)
+    for _ in range(3):  # another process may take a port before the server does
+        with _chosen_ports(home) as access:
+            service.start(_command(access.port), _environment(access, service.folder))
+            try:
+                wait_until(lambda: s3_answers(home), [service], timeout_s=60)
+            except TimeoutError:
+                stop([service], grace_s=0)
+                raise
+            except OSError as error:
+                failed = error
+                continue
+            return access
+    raise failed
 
 
 def stop_s3(home: Path) -> None:
@@ -94,6 +107,7 @@ def stop_s3(home: Path) -> None:
             # If it does not run, its ports may belong to another server.
             ran = s3_service(home).pid() is not None
             stop([s3_service(home)], grace_s=20)
+            s3_service(home).forget()
             with suppress(OSError):
                 for socket in inner_sockets(s3_access(home).port) if ran else ():
                     socket.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from trainwright.tasks.chain import StepSpec
     from trainwright.tasks.context import RunContext
     from trainwright.tasks.settings import Settings
+
+
+_log = logging.getLogger("airflow.task")
+_RETRIED = (ServiceUnreachable, RunHeld, BusyMachine, Interrupted)
 
 
 class StepOperator(BaseOperator):
@@ -218,15 +223,17 @@ def operator_of(step: StepSpec) -> type[StepOperator]:
 
 @contextlib.contextmanager
 def airflow_errors() -> Iterator[None]:
-    """Turns errors that a retry cannot fix into AirflowFailException; raises others unchanged."""
+    """Turns errors that a retry cannot fix into AirflowFailException; raises others unchanged.
+
+    The task's log gets the error's line before Airflow's own lines, and no traceback of ours.
+    """
     try:
         yield
-    except NotInstalled as error:
-        raise AirflowFailException(f"{error.kind}: {error}") from error
-    except (ServiceUnreachable, RunHeld, BusyMachine, Interrupted):
-        raise
     except TrainwrightError as error:
-        raise AirflowFailException(f"{error.kind}: {error}") from error
+        if isinstance(error, _RETRIED) and not isinstance(error, NotInstalled):
+            raise
+        _log.error("%s: %s", error.kind, error)
+        raise AirflowFailException(f"{error.kind}: {error}") from None
 
 
 def _mapping(job: dict[str, Any] | str | None) -> dict[str, Any] | str:

@@ -13,6 +13,7 @@ import doors
 import pytest
 from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
+from shared_sandboxes import SharedServers
 
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.estimator.predict.calibration import save
@@ -20,6 +21,8 @@ from trainwright.infra.airflow import airflow_services, ensure_airflow_db, train
 from trainwright.infra.background_process import stop
 from trainwright.infra.lock import locked
 from trainwright.infra.s3_server import S3Access, s3_service, start_s3
+from trainwright.tasks import extract
+from trainwright.tasks.data import model_reader
 from trainwright.tasks.estimate import calibrate, link
 from trainwright.tasks.spec.pool import load_pool
 
@@ -140,6 +143,17 @@ def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
         yield folder
     _end(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_sandboxes() -> Iterator[None]:
+    """One sandbox server traces all models of this process, and one reads data for all."""
+    servers = SharedServers()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (extract, model_reader):
+            patch.setattr(module, "call", servers.call)
+        yield
+    servers.close()
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,16 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
 MaxStartups 100
+SetEnv CONTAINERS_CONF={folder}/containers.conf
+"""
+# For podman on hosts: Debian's crun refuses some layouts of cgroups, and limits above the caller's
+# can't be set.
+_CONTAINERS = """[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
 """
 
 
@@ -181,6 +191,7 @@ def _make(lab: Lab, cores: Sequence[float | None], rate: str | None, private_siz
     lab.driver = addresses[0]
     _keygen(lab.identity)
     known = []
+    (folder / "containers.conf").write_text(_CONTAINERS)
     for number, quota in enumerate(cores):
         name, address, namespace = f"h{number + 1}", addresses[number + 1], f"{tag}n{number}"
         _wire(tag, number, namespace, address, rate)
@@ -237,9 +248,16 @@ def _wire(tag: str, number: int, namespace: str, address: str, rate: str | None)
     _run("ip", "-n", namespace, "link", "set", "eth0", "up")
     _run("ip", "-n", namespace, "link", "set", "lo", "up")
     if rate is not None:
-        limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
+        limit = ["root", "tbf", "rate", rate, "burst", f"{_burst_kb(rate)}kb", "latency", "50ms"]
         _run("tc", "qdisc", "add", "dev", link, *limit)
         _run("tc", "-n", namespace, "qdisc", "add", "dev", "eth0", *limit)
+
+
+def _burst_kb(rate: str) -> int:
+    """What a link may send at once after a pause: 1 ms of its rate, so that pauses gain nothing."""
+    units = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+    number, unit = rate[:-4], rate[-4:]
+    return min(64, max(8, round(float(number) * units[unit] * 1e-3 / 8 / 1024)))
 
 
 def _python(folder: Path, name: str, private: Path) -> Path:

@@ -15,9 +15,9 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainwright.estimator.lifetimes import Lifetimes
 from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.memory.heap import Chunk, Heap, chunk_bytes
-from trainwright.estimator.structure import Lifetimes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -149,6 +149,14 @@ def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
     )
 
 
+def recomputed_safe_bytes(safe: float, plain_bytes: float, peak_bytes: float) -> float:
+    """The bound if modules are recomputed: the heap holds as much less as the expected peak.
+
+    `safe` is the bound without that; `plain_bytes` and `peak_bytes` are the peaks without and with.
+    """
+    return safe - _HELD_SHARE * (plain_bytes - peak_bytes)
+
+
 def code_bytes(structure: Structure) -> float:
     """The memory of loaded code and compiled kernels, by kinds of operations."""
     kinds = {one.kind for one in structure.trace}

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
 from trainwright.estimator.trace.layer_tracker import LayerTracker, Place
 from trainwright.estimator.trace.operations import OperationCall, describe, hidden_bytes, tensors
+from trainwright.estimator.trace.storage_uses import StorageUses
 
 BOOKKEEPING = ("prim", "profiler")  # namespaces of calls that do no work
 
@@ -81,6 +82,7 @@ class Lives:
     events: list[StorageEvent] = field(default_factory=list)
     recorded: int = 0
     graphs: list[list[int]] = field(default_factory=list)
+    uses: StorageUses = field(default_factory=StorageUses)
 
 
 class OperationRecorder(TorchDispatchMode):
@@ -102,10 +104,13 @@ class OperationRecorder(TorchDispatchMode):
         self._made_by: dict[int, tuple[str, float]] = {}
         """by storage of a recorded forward pass that is alive: the layer that made it, its bytes"""
         self._storages: dict[int, weakref.ref[Any]] = {}
+        self._number_of: dict[int, int] = {}
+        """by storage that is alive"""
         self._made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        before = len(self.lives.events)
         if self.optimizing and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
         if self.optimizing and args and isinstance(args[0], FakeTensor) and _in_place(func):
@@ -120,7 +125,16 @@ class OperationRecorder(TorchDispatchMode):
                 self.watch(one, hidden_bytes(func, args, out) if one.numel() == 0 else 0.0)
         if self.recording is not None:
             self._record(self.recording, func, args, kwargs, out)
+            if not self.optimizing:
+                self._note_uses(func, args, kwargs, before)
         return out
+
+    def _note_uses(self, func: Any, args: Any, kwargs: Any, before: int) -> None:
+        """Note which storages an operation read and changed, that began at this place."""
+        uses, after = self.lives.uses, len(self.lives.events)
+        uses.read(self._numbers(tensors((args, kwargs))), before, after)
+        if (changed := _changed(func)) and torch._C._current_autograd_node() is None:
+            uses.written(self._numbers(tensors([args[one] for one in changed if one < len(args)])))
 
     def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         seen = describe(func, args, kwargs, out)
@@ -154,13 +168,28 @@ class OperationRecorder(TorchDispatchMode):
         def ended(_: Any, key: int = key, size: float = size) -> None:
             self.live_bytes -= size
             self._storages.pop(key, None)
+            self._number_of.pop(key, None)
             self._made_by.pop(number, None)
             events.append(StorageEvent(number, None))
 
         self._storages[key] = weakref.ref(storage, ended)
+        self._number_of[key] = number
         if self.forward and self.recording is not None:
             self._made_by[number] = (self.tracker.now(), size)
         self.live_bytes += size
+
+    def _numbers(self, found: list[torch.Tensor]) -> list[int]:
+        """The numbers of the storages of some tensors."""
+        keys = (one.untyped_storage()._cdata for one in found)
+        return [self._number_of[key] for key in keys if key in self._number_of]
+
+    def call_begins(self, name: str, given: list[torch.Tensor]) -> None:
+        """A module begins a forward pass with these tensors among its arguments."""
+        self.lives.uses.call_begins(name, self._numbers(given), len(self.lives.events))
+
+    def call_ends(self) -> None:
+        """The module that began last has ended."""
+        self.lives.uses.call_ends(len(self.lives.events))
 
     def graph_begins(self) -> None:
         """Record that a micro-batch begins.
@@ -175,6 +204,7 @@ class OperationRecorder(TorchDispatchMode):
         """See `graph_begins`."""
         self.lives.graphs[-1].append(len(self.lives.events))
         if self.recording is not None and len(self.lives.graphs[-1]) == 2:
+            self.lives.uses.backward_begins(self._made)
             for layer in self.layers.values():
                 layer.kept_bytes = 0.0
             for name, size in self._made_by.values():
@@ -187,10 +217,21 @@ class OperationRecorder(TorchDispatchMode):
         self.recording = Recording(layers=self.layers, used_by=self.tracker.used_by)
         self.tracker.begin()
         self.lives.recorded = len(self.lives.events)
+        self.lives.uses = StorageUses()
         try:
             yield self.recording
         finally:
             self.recording = None
+
+
+@functools.cache
+def _changed(func: Any) -> list[int]:
+    """The places of the arguments that an operation changes."""
+    return [
+        place
+        for place, one in enumerate(func._schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
 
 
 @functools.cache

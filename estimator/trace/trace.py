@@ -17,14 +17,12 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - this is a separate process
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
-from torch.overrides import TorchFunctionMode  # noqa: TID253
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
@@ -32,8 +30,12 @@ from trainwright.estimator.memory.step_memory import most_held_bytes
 from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.structure import Layer, Module, Structure
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.cuts.model_cuts import cut_step
+from trainwright.estimator.trace.cuts.unit_layers import units_with_layers
 from trainwright.estimator.trace.dense import dense_product
+from trainwright.estimator.trace.fake_models import RealConstants, quiet_initialisers
 from trainwright.estimator.trace.layer_work import layer_work
+from trainwright.estimator.trace.operations import tensors
 from trainwright.estimator.trace.recorder import LayerSeen, Lives, OperationRecorder, Recording
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.training_step import (
@@ -62,23 +64,33 @@ class _Traced:
 
 def trace(what: TrainingStepSpec, batch_size: int) -> Structure:
     """The structure of a model's training step. Raises BadInput if the model can't do a step."""
+    traced = _with_fake_tensors(what, batch_size)
+    if traced is None:
+        small = what.accumulation * min(batch_size, 2)
+        first, second = _traced(what, small, fake=False), _traced(what, 2 * small, fake=False)
+        traced = _structure(what, batch_size, small, first, second, "real step")
+    found = cut_step(what)
+    units = units_with_layers(found, traced.layer_work, traced.modules[0].name)
+    return traced.model_copy(update={"units": units, "not_cut": found.not_cut})
+
+
+def _with_fake_tensors(what: TrainingStepSpec, batch_size: int) -> Structure | None:
+    """None if the model raises an exception, as one that reads values of tensors does."""
     try:
-        with _quiet_initialisers():
+        with quiet_initialisers():
             first = _traced(what, batch_size, fake=True)
             second = _traced(what, 2 * batch_size, fake=True)
-        return _structure(what, batch_size, batch_size, first, second, "fake tensors")
     except BadInput as error:
         if error.__cause__ is None:
             raise  # our own error; an exception in the model may come from the fake tensors
-    small = what.accumulation * min(batch_size, 2)
-    first, second = _traced(what, small, fake=False), _traced(what, 2 * small, fake=False)
-    return _structure(what, batch_size, small, first, second, "real step")
+        return None
+    return _structure(what, batch_size, batch_size, first, second, "fake tensors")
 
 
 def _traced(what: TrainingStepSpec, batch_size: int, *, fake: bool) -> _Traced:
     """Run two steps of this batch size, and record the second."""
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
-    constants: Any = _RealConstants() if fake else contextlib.nullcontext()
+    constants: Any = RealConstants() if fake else contextlib.nullcontext()
     recorder = OperationRecorder()
     with default_dtype(what.precision):
         with mode, constants:
@@ -94,27 +106,6 @@ def _traced(what: TrainingStepSpec, batch_size: int, *, fake: bool) -> _Traced:
             with recorder.record() as recording:
                 step(recorder)
     return _Traced(recording, step, idle, recorder.lives)
-
-
-class _RealConstants(TorchFunctionMode):
-    """Keeps small tables, and values computed from them, as real tensors among the fake ones.
-
-    Models make such tables while they are built, and read their values.
-    """
-
-    _MADE_BY = (torch.arange, torch.linspace, torch.logspace, torch.tensor)
-    _SMALL = 100_000
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        real = all(not isinstance(one, FakeTensor) and one.numel() <= self._SMALL for one in given)
-        if func in self._MADE_BY or (given and real):
-            with unset_fake_temporarily():
-                made = func(*args, **kwargs)
-            if not isinstance(made, torch.Tensor) or made.numel() <= self._SMALL:
-                return made
-        return func(*args, **kwargs)
 
 
 def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> None:
@@ -136,40 +127,28 @@ def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> None:
         name = name or type(module).__name__
         recorder.layers[name] = layer
 
-        def enter(_: Any, __: Any, name: str = name) -> None:
+        def enter(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
             if recorder.recording is not None:
                 recorder.tracker.enter(name)
                 recorder.layers[name].calls += recorder.forward
+                if recorder.forward:
+                    recorder.call_begins(name, tensors((args, kwargs)))
 
         def leave(module: Any, _: Any, out: Any, layer: LayerSeen = layer) -> None:
             if recorder.recording is None:
                 return
             recorder.tracker.leave()
+            if recorder.forward:
+                recorder.call_ends()
             results = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
             if recorder.forward and results:
                 layer.output_shape = tuple(results[0].shape)
                 layer.output_bytes = float(sum(one.nbytes for one in results))
                 layer.dense = dense_product(module, results[0])
 
-        module.register_forward_pre_hook(enter)
+        module.register_forward_pre_hook(enter, with_kwargs=True)
         # always_call: the model may catch an exception of the module and continue.
         module.register_forward_hook(leave, always_call=True)
-
-
-@contextlib.contextmanager
-def _quiet_initialisers() -> Iterator[None]:
-    """Disables torch.nn.init: fake tensors have no values, and some initialisers read them."""
-    kept: dict[str, Callable[..., Any]] = {}
-    for name in dir(torch.nn.init):
-        function = getattr(torch.nn.init, name)
-        if name.endswith("_") and not name.startswith("_") and callable(function):
-            kept[name] = function
-            setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(torch.nn.init, name, function)
 
 
 def _structure(

@@ -134,7 +134,7 @@ def prepare(what: TrainingStepSpec, model: torch.nn.Module, batch_size: int) -> 
     if not parameters:
         raise BadInput("model: has no parameters to train")
     micro = batch_size // what.accumulation
-    batches = [_batch(what, micro) for _ in range(what.accumulation)]
+    batches = [example(what, micro) for _ in range(what.accumulation)]
     made = TrainingStep(what, model, _optimizer(parameters, what.optimizer), batches)
     made.input_shapes = _shapes(batches[0][0])
     return made
@@ -161,17 +161,18 @@ def _user_code(field: str, doing: str) -> Iterator[None]:
         raise BadInput(f"{field}: {doing} raised {model_source.described(error)}") from error
 
 
-def _batch(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
+def example(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
+    """A batch of inputs and targets. Raises BadInput if the source's `example_batch` fails."""
     dtype = PARAMETER_DTYPES[what.precision]
     if what.spec is None:
-        example = what.definition.example_batch
-        if example is None:
+        batch_of = what.definition.example_batch
+        if batch_of is None:
             raise BadInput(
                 "model.source: defines no example_batch(batch_size), and there is no data to take "
                 "the shapes from"
             )
         with _user_code("model.source", f"example_batch({size})"):
-            batch = example(size)
+            batch = batch_of(size)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             many = isinstance(batch, tuple | list)
             gave = (
@@ -187,7 +188,7 @@ def _batch(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
             )
         other = size - 1 if size > 1 else 2
         with _user_code("model.source", f"example_batch({other})"):
-            if _shapes(example(other)) == _shapes(batch):
+            if _shapes(batch_of(other)) == _shapes(batch):
                 raise BadInput(
                     f"model.source: example_batch({other}) returns the same shapes as "
                     f"example_batch({size}); allowed: the requested number of samples"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from trainwright.estimator.curves import Affine
-from trainwright.estimator.structure import REQUIRED_DIMS, Lifetimes, Operation
+from trainwright.estimator.lifetimes import KeptStorage, Lifetimes, ModuleCall
+from trainwright.estimator.structure import REQUIRED_DIMS, Operation
 from trainwright.estimator.trace.operations import OperationCall
 from trainwright.estimator.trace.recorder import Lives
+from trainwright.estimator.trace.storage_uses import StorageUses
 
 
 def line(low: float, high: float, size: int) -> Affine:
@@ -101,13 +104,72 @@ def lifetimes(
             codes.append(sizes[known])
     step = range(first.recorded, len(codes))
     shown = [place for place in step if first.events[place].number >= 0 or place in ops]
-    kept = [*range(first.recorded), *shown]
+    shown_places = [*range(first.recorded), *shown]
+
+    def at(place: int) -> int:
+        return bisect_left(shown_places, place)
+
     return Lifetimes(
         sizes=tuple(lines),
         start=tuple(codes[: first.recorded]),
         step=tuple(len(lines) + ops[place] if place in ops else codes[place] for place in shown),
-        graphs=tuple(
-            (bisect_left(kept, one), bisect_left(kept, two), bisect_left(kept, three))
-            for one, two, three in first.graphs
-        ),
+        graphs=tuple((at(one), at(two), at(three)) for one, two, three in first.graphs),
+        **_uses(first, at),
     )
+
+
+def _uses(lives: Lives, at: Callable[[int], int]) -> dict[str, Any]:
+    """The calls of modules and what is kept for them, with places by `at`.
+
+    Calls that save nothing, and those that can't be done again, are left out.
+    """
+    uses, begun = lives.uses, (one.number for one in lives.events[: lives.recorded])
+    found = 1 + max(begun, default=-1)
+    made = {
+        one.number: place
+        for place, one in enumerate(lives.events)
+        if one.number >= found and one.bytes is not None
+    }
+    index = {-1: -1}
+    calls = list[ModuleCall]()
+    stops = _stops(uses, made)
+    for old, call in enumerate(uses.calls):
+        index[old] = index[call.parent]
+        if call.backward < 0 or call.end < 0 or call.overwritten:
+            continue
+        index[old] = len(calls)
+        calls.append(
+            ModuleCall(
+                name=call.name,
+                parent=index[call.parent],
+                begin=at(call.begin),
+                end=at(call.end),
+                stop=at(min(call.end, stops[old])),
+                backward=at(call.backward),
+                done=at(call.done),
+                given=tuple(sorted(call.given)),
+            )
+        )
+    kept = [
+        KeptStorage(
+            number,
+            at(uses.read_last.get(number, made[number])),
+            tuple((index[call], at(place)) for call, place in by_call.items()),
+        )
+        for number, by_call in sorted(uses.saves.items())
+        if number in made
+    ]
+    return {"calls": tuple(calls), "kept": tuple(kept)}
+
+
+def _stops(uses: StorageUses, made: dict[int, int]) -> list[int]:
+    """By call: the place where its last saved storage exists."""
+    stops = [call.stop for call in uses.calls]
+    for number, by_call in uses.saves.items():
+        for call in by_call:
+            while call >= 0:
+                seen = uses.calls[call]
+                if seen.begin <= made.get(number, -1) < seen.end:
+                    stops[call] = max(stops[call], made[number] + 1)
+                call = seen.parent
+    return stops

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from trainwright.tasks.allocate.layouts.planning import LayoutCandidate
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal
-from trainwright.tasks.allocate.plan.device_counts import device_counts, kind_name
+from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts, kind_name
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import Alternative
 from trainwright.tasks.units import plain, seconds
 
@@ -21,9 +22,15 @@ _NAMES = {"time": "duration", "energy": "energy", "cost": "cost"}
 
 
 def alternatives(
-    problem: PlanningProblem, chosen: SearchResult, neighbours: Sequence[Configuration]
+    problem: PlanningProblem,
+    chosen: SearchResult,
+    neighbours: Sequence[Configuration],
+    others: Sequence[LayoutCandidate] = (),
 ) -> list[Alternative]:
-    """The best configurations evaluated at the plan's global batch, and its neighbours."""
+    """The best configurations evaluated at the plan's global batch, and its neighbours.
+
+    All are data parallel; those among `others` are left out.
+    """
     result = chosen.best
     assert result is not None
     ranked = sorted(
@@ -37,6 +44,8 @@ def alternatives(
         ),
     )
     known = {_shown_as(result)}
+    listed = (one.configuration for one in others)
+    known |= {_shown_as(one) for one in listed if one.strategy == DATA_PARALLEL}
     found: list[Alternative] = []
     for one in ranked:
         if len(found) == _SHOWN:
@@ -50,7 +59,7 @@ def alternatives(
 def other_layouts(
     problem: PlanningProblem, others: Sequence[LayoutCandidate], best: Configuration
 ) -> list[Alternative]:
-    """The plan's devices with other layouts, each with its words; best first."""
+    """Other layouts, each with its words, and its devices if they are others; best first."""
 
     def key(one: LayoutCandidate) -> tuple[float, float, float]:
         return (*one.misses(problem.limits), one.configuration.value(problem.goal))
@@ -60,6 +69,9 @@ def other_layouts(
         one = candidate.configuration
         slower = one.cost.step_s.median / best.cost.step_s.median
         how = f"a step takes {plain(slower)} times as long"
+        if slower > 1 and _has_stages(best) and not _has_stages(one):
+            share = min(1.0, _slowest(one)[0] / one.cost.step_s.median)
+            how += f", of which devices compute for at most {_percent(share)}"
         fits = candidate.shortage is None
         if not fits:
             how = f"too little memory: {candidate.shortage}"
@@ -70,12 +82,23 @@ def other_layouts(
         how = how if lost.feasible else f"{lost.reason}; {how}"
         update = {
             "layout": one.strategy,
-            "layout_in_words": candidate.words,
+            "layout_in_words": candidate.words + _elsewhere(one, best),
             "reason": how,
             "feasible": lost.feasible and fits,
         }
         found.append(lost.model_copy(update=update))
     return found
+
+
+def _elsewhere(one: Configuration, best: Configuration) -> str:
+    """Its devices and its global batch, if they are not the plan's."""
+    mine, theirs = (device_counts(device for device, _ in each.devices()) for each in (one, best))
+    devices = "" if mine == theirs else f"; {as_text(mine)}"
+    return devices + ("" if one.batch == best.batch else f"; global batch {one.batch}")
+
+
+def _has_stages(one: Configuration) -> bool:
+    return one.layout is not None and one.layout.has_stages
 
 
 def _shown_as(one: Configuration) -> object:

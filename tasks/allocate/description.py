@@ -29,10 +29,12 @@ def described(plan: Plan, pool: Pool) -> Plan:
     windows = {host.name: host.available for host in pool.hosts}
     step_s = predicted.step_time_s.median
     slowest_s = max(device.step_time_s.median for device in plan.devices)
+    staged = plan.layout is not None and plan.layout.has_stages
+    last_s = step_s if staged else slowest_s  # a stage waits until the step ends
     devices = [
         device.model_copy(
             update={
-                "step_shares": _shares(device.step_time_s.median, slowest_s, step_s),
+                "step_shares": _shares(device.step_time_s.median, last_s, step_s),
                 "price_per_hour": _price(pool, device.type),
                 "available": windows[device.host],
             }

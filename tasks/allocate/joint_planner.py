@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trainwright.tasks.allocate.batch_choice import choose_batch
-from trainwright.tasks.allocate.infeasible import infeasible
+from trainwright.tasks.allocate.infeasible.binding_limits import infeasible
 from trainwright.tasks.allocate.plan.confidence import TOLERANCE
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.cost import CostModel

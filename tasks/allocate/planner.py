@@ -6,8 +6,9 @@ the job's confidence. Arithmetic on values: only `solve_time_s` reads a clock.
     plan/cost, plan/placement   the cost of a configuration, and the placement of its ranks
     search/, batch_choice       the search, and the choice of the global batch
     alternatives, front         other configurations, and why they lost
+    recompute_search            modules that are recomputed if memory binds
     description                 prices, windows, shares of a step, what the plan was compared with
-    infeasible                  why there is no plan
+    infeasible/                 why there is no plan
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from trainwright.estimator.curves import LayerCost
+from trainwright.estimator.curves import Interval, LayerCost
 from trainwright.estimator.devices import EMULATED
 from trainwright.estimator.predict.energy import power_of
+from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.alternatives import alternatives, other_layouts
 from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
 from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import explored, front, point
-from trainwright.tasks.allocate.infeasible import infeasible
+from trainwright.tasks.allocate.infeasible.binding_limits import infeasible
 from trainwright.tasks.allocate.layout_search import JointChoice, with_devices
 from trainwright.tasks.allocate.layouts.choose import links_between
+from trainwright.tasks.allocate.layouts.permitted import require_effect
 from trainwright.tasks.allocate.layouts.predicted_kinds import predicted_by_kind
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration, comes_before
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
+from trainwright.tasks.allocate.recompute_search import leanest_problem, recomputing
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.estimate import Estimate
@@ -53,12 +57,14 @@ def make_plan(
     *,
     now: datetime | None = None,
     most_accumulation: int | None = None,
+    continues: bool = False,
 ) -> Plan:
     """The plan that minimises the job's objective within its limits at its confidence.
 
     Gradients are accumulated over up to `most_accumulation` micro-batches (None: any number).
     `free` are the devices to choose from (default: all that the job may use). `now` is the plan's
-    start, for the hosts' windows (None: ignore windows).
+    start, for the hosts' windows (None: ignore windows). If the training `continues`, parts of the
+    job's layout may have no effect on its devices; else they are refused.
 
     Raises BadInput, or Infeasible with the binding limit and the nearest feasible deadline and
     budget.
@@ -76,19 +82,46 @@ def make_plan(
     chosen, found = choose_batch(problem)
     if chosen is not None and chosen.best is not None and chosen.best.value(problem.goal) == 0:
         chosen, found = choose_batch(problem.at_no_cost())
-    solve_time_s = time.perf_counter() - started
     plain = None if chosen is None else chosen.best
-    neighbours, known = list[Configuration](), list[Configuration]()
-    if plain is not None:
-        neighbours = problem.neighbours(plain)
-        known = explored(problem, plain, neighbours)
-        plain = _tie_broken(problem, known, plain)
+    again = recomputing(problem, plain)
+    if again is None and job.train.recomputes == "all" and job.train.pipeline is None:
+        raise infeasible(leanest_problem(problem))
+    solve_time_s = time.perf_counter() - started
+    if again is None:
+        base, neighbours, known = _with_neighbours(problem, plain)
+    else:
+        base, neighbours, known = _with_neighbours(again.problem, again.best)
     started = time.perf_counter()
-    joint = with_devices(problem, plain)
+    if again is None or base is None:
+        joint = with_devices(problem, base)
+    else:
+        laid = again.laid_out(base, plain)
+        joint = JointChoice(laid, None)
+        if job.train.recomputes == "auto":
+            joint = with_devices(problem, plain, laid)
+        if joint.laid.chosen is laid.chosen:
+            problem, found = again.problem, again.found
+        else:
+            _, neighbours, known = _with_neighbours(problem, plain)
     solve_time_s += time.perf_counter() - started
-    if joint is None:
-        raise infeasible(problem)
-    return described(_document(problem, joint, found, neighbours, known, solve_time_s), pool)
+    chosen_one = joint.laid.chosen.configuration
+    if chosen_one.layout is not None and not continues:
+        batches = [batch for _, batch in chosen_one.devices()]
+        require_effect(job.train, chosen_one.layout, batches)
+    return described(
+        _document(problem, estimate, joint, found, neighbours, known, solve_time_s), pool
+    )
+
+
+def _with_neighbours(
+    problem: PlanningProblem, best: Configuration | None
+) -> tuple[Configuration | None, list[Configuration], list[Configuration]]:
+    """The best configuration with ties broken, its neighbours, and all that were looked at."""
+    if best is None:
+        return None, [], []
+    neighbours = problem.neighbours(best)
+    known = explored(problem, best, neighbours)
+    return _tie_broken(problem, known, best), neighbours, known
 
 
 def _tie_broken(
@@ -106,13 +139,17 @@ def _tie_broken(
 
 def _document(
     problem: PlanningProblem,
+    estimate: Estimate,
     joint: JointChoice,
     found: Sequence[SearchResult],
     neighbours: Sequence[Configuration],
     known: Sequence[Configuration],
     solve_time_s: float,
 ) -> Plan:
-    """The plan as an artefact; `found` are the results of all global batches, largest first."""
+    """The plan as an artefact; `found` are the results of all global batches, largest first.
+
+    `estimate` is of steps without recomputation.
+    """
     job, rows, laid = problem.job, problem.model.data.train_rows, joint.laid
     result = laid.chosen.configuration
     chosen = _of_batch(found, result)
@@ -125,7 +162,9 @@ def _document(
         gap = 1.0 if joint.gap is None else joint.gap
     window_s = result.available_s()
     used = [device for device, _ in result.devices()]
-    held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
+    staged = result.layout is not None and result.layout.has_stages
+    most = max(job.train.batch_bounds[1], result.batch)
+    held = {} if staged else most_samples(result, most)
     return Plan(
         feasible=True,
         objective=job.objective.minimize,
@@ -135,8 +174,9 @@ def _document(
                 device,
                 batch,
                 result.accumulation,
-                most=held[device.id],
+                most=held.get(device.id),
                 need_bytes=laid.needs.get(device.id),
+                compute_s=laid.compute_s.get(device.id),
             )
             for device, batch in result.devices()
         ],
@@ -149,8 +189,9 @@ def _document(
         layout_in_words=laid.chosen.words,
         layout_rule=laid.rule,
         by_layer=laid.by_layer,
-        layers=problem.model.estimate.layers if result.strategy != DATA_PARALLEL else [],
-        emulated_layers=_emulated_layers(result),
+        layers=_stored_layers(result),
+        units=problem.model.estimate.units if staged else [],
+        emulated_layers=_emulated_layers(estimate, result),
         predicted=result.cost.prediction().model_copy(
             update={"by_kind": predicted_by_kind(result)}
         ),
@@ -159,7 +200,7 @@ def _document(
         budget=job.objective.budget,
         alternatives=[
             *other_layouts(problem, laid.others, result),
-            *alternatives(problem, chosen, neighbours),
+            *alternatives(problem, chosen, neighbours, laid.others),
         ],
         front=front(problem, known, result),
         batches=[
@@ -182,10 +223,33 @@ def _document(
     )
 
 
-def _emulated_layers(result: Configuration) -> list[LayerCost]:
-    """What an emulated device of the plan needs for each layer."""
-    kinds = [result.topology.model.kind(device) for device, _ in result.devices()]
-    curves = [kind.curve for kind in kinds if kind.curve.device_type == EMULATED]
+def _stored_layers(result: Configuration) -> list[LayerFacts]:
+    """The layers that ranks have to know.
+
+    Of those whose gradients are summed, the order of parameters is enough: it is the order in which
+    the backward pass makes their gradients, reversed.
+    """
+    layers = result.topology.model.estimate.layers
+    if result.layout is None:  # one device
+        return []
+    if result.strategy != DATA_PARALLEL:
+        return layers
+    return [
+        LayerFacts(
+            name=one.name,
+            kind=one.kind,
+            parameters=one.parameters,
+            parameter_bytes=one.parameter_bytes,
+        )
+        for one in layers
+        if one.parameters
+    ]
+
+
+def _emulated_layers(estimate: Estimate, result: Configuration) -> list[LayerCost]:
+    """What an emulated device of the plan needs for each layer, done once."""
+    found = [estimate.curve(device) for device, _ in result.devices()]
+    curves = [curve for curve in found if curve.device_type == EMULATED]
     return list(curves[0].layers) if curves else []
 
 
@@ -204,19 +268,24 @@ def planned(
     accumulation: int,
     most: int | None = None,
     need_bytes: float | None = None,
+    compute_s: float | None = None,
 ) -> PlannedDevice:
     """A device with its share of each step.
 
     `most` is the largest share that fits in its memory. `need_bytes` is its peak memory with the
-    plan's layout; None: that of data parallel.
+    plan's layout, and `compute_s` what it computes of a step; None: those of data parallel.
     """
     kind = model.kind(device)
     summed, line = model.memory_bytes(kind, batch, accumulation), kind.curve.memory_line(batch)
     added = 0.0 if need_bytes is None else need_bytes - summed
+    step_s, curve = kind.curve.step_time(batch, accumulation), kind.curve
+    if compute_s is not None:
+        low, high = (compute_s * factor for factor in (curve.low_factor, curve.high_factor))
+        step_s = Interval(median=compute_s, low=low, high=high)
     return PlannedDevice(
         **device.model_dump(),
         batch_size=batch,
-        step_time_s=kind.curve.step_time(batch, accumulation),
+        step_time_s=step_s,
         loop_s=kind.curve.loop_part_s(batch, accumulation),
         most_batch_size=most,
         peak_memory_bytes=summed if need_bytes is None else need_bytes,

@@ -16,7 +16,7 @@ from trainwright.tasks.allocate.plan.configuration import (
 )
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.search_request import MAX_NODES, SearchRequest
-from trainwright.tasks.allocate.plan.topology import Topology
+from trainwright.tasks.allocate.plan.topology import Topology, with_bandwidth
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.eligibility import MOST_BATCH, asks_for_cost, require_possible
@@ -145,6 +145,11 @@ class PlanningProblem:
 
         free = tuple(filter(is_free, self.devices))
         return replace(self, goal="time", devices=free, topology=Topology(model, free))
+
+    def with_bandwidth(self, factor: float) -> PlanningProblem:
+        """The same problem with so many times the bandwidth between machines."""
+        model = self.model.with_pool(with_bandwidth(self.model.pool, factor))
+        return replace(self, model=model, topology=Topology(model, self.devices))
 
     def with_one_more(self, device: Device) -> PlanningProblem:
         """The same problem with one more device like this one, on its host."""

@@ -13,10 +13,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainwright.estimator.curves import DeviceCurve
+from trainwright.tasks.allocate.recompute.recomputing_curves import RecomputingCurves
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
-from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.report_figures import Report
 from trainwright.tasks.runs.artefacts.run_status import Status
@@ -64,7 +66,7 @@ def analyze(run: Run, engine: Engine = "dask") -> Report:
         history=compared,
     )
     search, validation = run.find(LearningRateSearch), run.find(Validation)
-    layout = layout_section(plan, estimate) if plan else ""
+    layout = layout_section(plan, estimate, result) if plan else ""
     html = page(run, report, result, search, validation, table, run.find(Recommendation), layout)
     run.objects.put(report.html, html.encode())
     run.write(report)
@@ -198,13 +200,14 @@ def predicted_and_measured(
     """Each predicted quantity with the measured one, the error, and whether the interval held."""
     rows = []
     predicted = result.predicted
+    currency = (plan.currency if plan is not None else None) or "units"
     if predicted is not None:
         step = result.measured.step_time_s
         for name, unit, guess, seen in (
             ("step time", "s", predicted.step_time_s, step.median if step else None),
             ("duration", "s", predicted.duration_s, result.measured.duration_s),
             ("energy", "J", predicted.energy_j, result.measured.energy_j),
-            ("cost", "", predicted.cost, result.measured.cost),
+            ("cost", currency, predicted.cost, result.measured.cost),
         ):
             if guess is None:
                 continue
@@ -213,7 +216,7 @@ def predicted_and_measured(
                 row |= {"error": None, "inside": None}
             rows.append(row)
     for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
-        curve = estimate.find(planned) if estimate else None
+        curve = _as_planned(estimate, plan, planned)
         if curve is not None:  # the devices of a replayed plan may not be in the estimate
             # The memory of a micro-batch, plus the accumulated gradients (see
             # `CostModel.memory_bytes`).
@@ -236,6 +239,20 @@ def predicted_and_measured(
                     )
                 )
     return rows
+
+
+def _as_planned(
+    estimate: Estimate | None, plan: Plan | None, device: PlannedDevice
+) -> DeviceCurve | None:
+    """What is predicted for a device, with what it recomputes; None: nothing is."""
+    curve = estimate.find(device) if estimate is not None else None
+    layout = plan.layout if plan is not None else None
+    names = layout.recomputed(device.id) if layout is not None else []
+    if curve is None or estimate is None or not names:
+        return curve
+    if estimate.step is None:
+        return None
+    return RecomputingCurves(estimate.step).with_modules(curve, names)
 
 
 def _compared(

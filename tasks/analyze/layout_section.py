@@ -5,19 +5,21 @@ from __future__ import annotations
 from html import escape
 
 from trainwright.tasks.allocate.layouts.words import SYNC_WORDS, layers_text
+from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline_svg
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.html_page import table
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.units import seconds, size
 
 _OPEN_ROWS = 8
 """A longer table of layers is folded."""
 
 
-def layout_section(plan: Plan, estimate: Estimate | None) -> str:
+def layout_section(plan: Plan, estimate: Estimate | None, result: Result | None = None) -> str:
     """The section, in HTML; empty for a plan without a layout."""
     if plan.layout is None:
         return ""
@@ -25,7 +27,7 @@ def layout_section(plan: Plan, estimate: Estimate | None) -> str:
     words = escape(plan.layout_in_words or plan.layout.name)
     return (
         f"<h2>Layout</h2><p>{words}{why}</p>"
-        f"{_by_layer(plan)}{_others(plan)}{_timeline(plan, estimate)}"
+        f"{_by_layer(plan)}{_others(plan)}{_timeline(plan, estimate, result)}"
     )
 
 
@@ -59,16 +61,18 @@ def _others(plan: Plan) -> str:
     ]
     if not rows:
         return ""
-    head = "<p>Other layouts on these devices:</p>"
+    head = "<p>Other layouts:</p>"
     return head + table(["layout", "step time", "why not chosen"], rows, {1})
 
 
-def _timeline(plan: Plan, estimate: Estimate | None) -> str:
+def _timeline(plan: Plan, estimate: Estimate | None, result: Result | None) -> str:
     if estimate is None:
         return ""
     try:
-        drawn = timeline_svg(simulated_plan(plan, estimate))
+        drawn = timeline_svg(simulated_plan(plan, estimate), MeasuredStep.of(result))
     except BadInput as error:
         return f"<p>{escape(str(error))}</p>"
     about = "one step as predicted, rank by rank"
+    if MeasuredStep.of(result).stages:
+        about += ", and the passes of a measured step"
     return f'<details open><summary>{about}</summary><div class="wide">{drawn}</div></details>'

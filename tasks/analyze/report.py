@@ -16,7 +16,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
-from trainwright.tasks.units import amount, seconds, size
+from trainwright.tasks.units import amount, plain, seconds, size
 from trainwright.tasks.validate.rejection_page import drift_section, warning_section
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
 _MOST_POINTS = 2000
+_BORDERS = (190, 60)
+"""Pixels left and right of a plot, for the longest labels of an axis."""
 
 
 def page(
@@ -48,7 +50,7 @@ def page(
     if len(steps):
         charts["steps"] = _step_times(steps)
     if search is not None and search.points:
-        charts["ramp"] = ramp_chart(search, "loss")
+        charts["ramp"] = _framed(ramp_chart(search, "loss"))
     history = [
         row for row in report.history if row["accuracy"] is not None and row["job"] == run.job_name
     ]
@@ -108,8 +110,8 @@ def _quantity(value: float | None, unit: str) -> str:
         else size(value)
         if unit == "B"
         else amount(value, unit)
-        if unit
-        else f"{value:.3g}"
+        if unit == "J"
+        else f"{plain(value)} {unit}".rstrip()
     )
 
 
@@ -125,7 +127,7 @@ def _predicted(report: Report) -> str:
         )
         interval = f"{_quantity(row['low'], row['unit'])} to {_quantity(row['high'], row['unit'])}"
         if row["unit"] == "B":
-            interval = f"safe: {_quantity(row['high'], 'B')}"
+            interval = f"at most {_quantity(row['high'], 'B')}"
         rows.append(
             [
                 escape(row["quantity"]),
@@ -238,15 +240,24 @@ def _runs(report: Report) -> str:
 def _figure(title: str, **options: Any) -> Any:
     from bokeh.plotting import figure
 
-    shown = figure(
-        title=title,
-        width=980,
-        height=300,
-        sizing_mode="scale_width",
-        tools="pan,wheel_zoom,reset,hover",
-        **options,
-    )
+    tools = "pan,wheel_zoom,reset,hover"
+    return _framed(figure(title=title, height=300, tools=tools, **options))
+
+
+def _with_legend(shown: Any, place: str) -> Any:
+    """The plot with its legend inside, where the curves leave room."""
+    shown.legend.location = place
+    shown.legend.background_fill_alpha = 0.7
+    shown.legend.border_line_alpha = 0.3
+    return shown
+
+
+def _framed(shown: Any) -> Any:
+    """The plot in the page's width; its tools appear while the pointer is over it."""
+    shown.width, shown.sizing_mode = 980, "scale_width"
     shown.toolbar.logo = None
+    shown.toolbar.autohide = True
+    shown.min_border_left, shown.min_border_right = _BORDERS  # all plots have the same frame
     shown.grid.grid_line_alpha = 0.4
     return shown
 
@@ -278,9 +289,7 @@ def _epochs(epochs: list[dict[str, float | None]]) -> Any:
             y_range_name="accuracy",
             legend_label="accuracy",
         )
-    shown.legend.orientation = "horizontal"
-    shown.add_layout(shown.legend[0], "above")  # beside the curves, never over them
-    return shown
+    return _with_legend(shown, "center_right")  # losses end below it, the accuracy above it
 
 
 def _ratios(rows: list[dict[str, Any]]) -> Any:
@@ -312,7 +321,9 @@ def _ratios(rows: list[dict[str, Any]]) -> Any:
 
 def _step_times(steps: pd.DataFrame) -> Any:
     shown = _figure(
-        "Own work of each device in a step, without waiting", x_axis_label="step", y_axis_label="ms"
+        "Own work of each device in a step, without waiting",
+        x_axis_label="step",
+        y_axis_label="own work, ms",
     )
     highest = 0.0
     for place, (device, rows) in enumerate(steps.groupby("device", sort=False)):
@@ -324,7 +335,7 @@ def _step_times(steps: pd.DataFrame) -> Any:
             thin["step"].tolist(), times, size=3, color=colour, alpha=0.6, legend_label=str(device)
         )
     shown.y_range.start, shown.y_range.end = 0, highest * 1.3
-    return shown
+    return _with_legend(shown, "top_right")
 
 
 def _history(rows: list[dict[str, Any]]) -> Any:

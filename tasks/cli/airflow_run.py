@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from trainwright.infra import local
 from trainwright.infra.process import dying_with_parent
+from trainwright.tasks import progress
 from trainwright.tasks.chain import PROGRESS
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import (
@@ -51,13 +52,35 @@ def ensure_store(store: str, settings: Settings) -> None:
             ) from error
 
 
+@contextlib.contextmanager
+def supervised_store(store: str, settings: Settings) -> Iterator[None]:
+    """Start the embedded S3 server if the store is in it, and restart it if it ends meanwhile.
+
+    A restart is told by a notice.
+    """
+    ensure_store(store, settings)
+    if not store.startswith("s3://") or settings.s3_endpoint is not None:
+        yield
+        return
+
+    def tell(line: str) -> None:
+        progress.emit("notice", message=line)
+
+    with local.supervised(local.Supervisor(settings.home, tell)):
+        yield
+
+
 def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watch: Watcher) -> Run:
     """Run the whole chain for a job. Returns the run after it succeeded.
 
     Raises the failing step's error, RunHeld if another process works on the job, Interrupted on
     SIGINT or SIGTERM.
     """
-    ensure_store(settings.store, settings)
+    with supervised_store(settings.store, settings):
+        return _run_job(job, settings, new=new, replay=replay, watch=watch)
+
+
+def _run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watch: Watcher) -> Run:
     if replay is not None:
         replay, new = replayed(replay, job, settings), True
     moment = datetime.now(UTC)
@@ -108,8 +131,8 @@ def _airflow(context: RunContext, replay: str | None, moment: datetime, watch: W
     conf = {"run": run.uri, "job": run.job_name, "replay": replay}
     command = [sys.executable, "-m", "trainwright.dags", moment.isoformat(), json.dumps(conf)]
     work = run.work_folder()
-    progress, log_path = work / PROGRESS, work / "airflow.log"
-    progress.write_bytes(b"")
+    events, log_path = work / PROGRESS, work / "airflow.log"
+    events.write_bytes(b"")
     try:
         with log_path.open("ab") as log:
             process = subprocess.Popen(
@@ -125,7 +148,7 @@ def _airflow(context: RunContext, replay: str | None, moment: datetime, watch: W
             finally:
                 _kill_group(process)
     finally:
-        progress.unlink(missing_ok=True)
+        events.unlink(missing_ok=True)
     if (failed is not None or process.returncode != 0) and not run.finished():
         run.objects.put_file("logs/airflow.log", log_path)  # a sealed run is not changed
     if failed is not None:

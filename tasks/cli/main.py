@@ -6,6 +6,7 @@ reached, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -18,12 +19,14 @@ from typer.core import TyperGroup
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.tasks.cli import (
+    doctor_command,
     export_command,
     model_commands,
     plan_commands,
     predict_command,
     recommend_command,
     run_commands,
+    runs_command,
     serve_command,
     stack_commands,
 )
@@ -49,7 +52,6 @@ app = typer.Typer(
     help="From data and a model to a trained, stored, analysed model, on the devices you have.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -65,12 +67,13 @@ for command in (
     run_commands.train,
     run_commands.replan,
     run_commands.analyze,
-    run_commands.runs,
+    runs_command.runs,
     run_commands.show,
     predict_command.predict,
     export_command.export,
     plan_commands.pool,
     plan_commands.pool_probe,
+    doctor_command.doctor,
     stack_commands.up,
     stack_commands.status,
     stack_commands.down,
@@ -86,8 +89,9 @@ def main() -> None:
     """
     wants_json, debug = "--json" in sys.argv, "--debug" in sys.argv
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    keep_stdout()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="trainwright", standalone_mode=False)
         if code == INTERRUPTED:  # typer returns this on Ctrl-C
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -128,6 +132,18 @@ def main() -> None:
             else TrainwrightError(f"{type(error).__name__}: {error} (--debug shows where)")
         )
         _fail(known, wants_json, debug)
+
+
+def keep_stdout() -> None:
+    """Keep stdout for what Python prints; what C code writes there goes to stderr.
+
+    HiGHS, as scipy 1.17 has it, reports some solutions there, which would break a JSON document.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # one of them is closed
+        printed, kept = sys.stdout, os.dup(sys.stdout.fileno())
+        os.dup2(sys.stderr.fileno(), printed.fileno())
+        lines = 1 if printed.line_buffering else -1
+        sys.stdout = os.fdopen(kept, "w", lines, encoding=printed.encoding, errors=printed.errors)
 
 
 def _usage(error: Any) -> str | None:

@@ -138,7 +138,7 @@ def calibrate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine, and the link between its ranks, for estimates.
+    """Measure this machine, the link between its ranks, and passes of pipelines, for estimates.
 
     An interrupted measurement continues when the command is started again.
     """
@@ -148,6 +148,7 @@ def calibrate(
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.estimate.calibrate import calibrate as measure
     from trainwright.tasks.estimate.link import renew_link
+    from trainwright.tasks.estimate.passes import renew_passes
     from trainwright.tasks.settings import Settings
 
     check_output(out, "--out", "calibration", is_calibration)
@@ -161,8 +162,9 @@ def calibrate(
             most_drift=most_drift,
         )
     if not probes:
-        with console.err.status("measuring the link between ranks"):
+        with console.err.status("measuring the link between ranks and passes of pipelines"):
             renew_link(Settings.from_environment())
+            renew_passes(Settings.from_environment())
     if as_json:
         print_model(result, exclude={"families"})
         return

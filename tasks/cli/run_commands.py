@@ -1,4 +1,4 @@
-"""Commands that make and show runs: run, search-lr, train, replan, analyze, runs, show."""
+"""Commands that make and show runs: run, search-lr, train, replan, analyze, show."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from trainwright.tasks.cli.options import (
     Store,
     print_json,
     print_model,
-    require_there,
 )
 
 if TYPE_CHECKING:
+    from trainwright.tasks.runs.artefacts.plan import Plan
     from trainwright.tasks.runs.run import Run
 
 
@@ -95,7 +95,8 @@ def _in_process(
 ) -> Run:
     """Do a step of a job's run, and missing earlier steps, in this process; release the devices."""
     from trainwright.tasks import chain, progress
-    from trainwright.tasks.cli.airflow_run import ensure_store
+    from trainwright.tasks.allocate.layouts.permitted import overrides
+    from trainwright.tasks.cli.airflow_run import supervised_store
     from trainwright.tasks.cli.screens.run_view import Watch
     from trainwright.tasks.context import RunContext
     from trainwright.tasks.errors import Interrupted
@@ -110,16 +111,23 @@ def _in_process(
     given = None
     if plan_file is not None:
         given = parsed(Plan, read_named(plan_file, "--plan"), f"--plan: {plan_file}")
-    ensure_store(store or settings.store, settings)
     holder = Holder(f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()}", os.getpid())
-    with Watch() as watch, progress.listening(watch):
+    with (
+        Watch() as watch,
+        progress.listening(watch),
+        supervised_store(store or settings.store, settings),
+    ):
         context = RunContext.open(chosen, settings, holder, store=store, new=new)
         run = context.run
         watch({"event": "run", "run": run.uri})
         try:
             with chain.signals_stop(context):
                 if given is not None:
-                    run.write(given)
+                    _take_plan(run, given)
+                    if overrides(given.layout, run.job().train):
+                        layout = given.layout.name if given.layout else "data-parallel"
+                        message = f"--plan: train.layout asks for another layout than {layout}"
+                        progress.emit("notice", message=f"{message}; the plan's is used")
                 chain.do(context, name)
         except TrainwrightError as error:
             error.run = run.uri
@@ -131,6 +139,28 @@ def _in_process(
         finally:
             context.ledger.release(run.uri, holder=holder.name)
     return run
+
+
+def _take_plan(run: Run, given: Plan) -> None:
+    """Make a plan the run's. Raises BadInput, and keeps the run's own, if it can't be trained."""
+    from trainwright.tasks.allocate.layouts.permitted import require_trained
+    from trainwright.tasks.runs.artefacts.plan import Plan
+    from trainwright.tasks.runs.artefacts.training_result import Result
+
+    if run.has(Result):
+        if given != run.find(Plan):
+            run.note(state="success", step=None)
+            raise BadInput(
+                f"--plan: {run.uri} is trained already, by another plan; allowed: its plan.json, "
+                "or --new for another run"
+            )
+        return
+    try:
+        require_trained(given)
+    except BadInput as error:
+        run.note(state="failed", step=None, error=error.document())
+        raise
+    run.write(given)
 
 
 def search_lr(
@@ -254,53 +284,6 @@ def analyze(
     console.facts("report", lines)
 
 
-def runs(
-    job: Annotated[
-        str | None, typer.Argument(metavar="[JOB NAME]", help="only this job's runs")
-    ] = None,
-    store: Store = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """List the runs, newest first."""
-    from trainwright.tasks import units
-    from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.runs.listing import row_of
-    from trainwright.tasks.runs.run import list_runs
-    from trainwright.tasks.settings import Settings
-    from trainwright.tasks.spec.documents import validated
-    from trainwright.tasks.spec.job import JobName
-
-    if job is not None:
-        validated(JobName, {"name": job}, "runs")
-    settings = Settings.from_environment()
-    require_there(store, settings)
-    found = (row_of(one) for one in list_runs(store or settings.store, settings, job))
-    documents: list[dict[str, Any]] = [row.model_dump() for row in found if row is not None]
-    if as_json:
-        print_json({"runs": documents})
-        return
-    rows = [
-        (
-            str(one["id"]),
-            str(one["job"]),
-            console.state(str(one["state"]), one["stored"])
-            + (f" ({one['step']})" if one["step"] else ""),
-            units.seconds(one["seconds"]),
-            _one_metric(one["metrics"]),
-        )
-        for one in documents
-    ]
-    console.table(
-        f"{len(rows)} run(s)", ("run", "job", "state", "duration", "result"), rows, right=(3,)
-    )
-
-
-def _one_metric(metrics: dict[str, float]) -> str:
-    name = next((one for one in ("accuracy", "loss") if one in metrics), None)
-    return f"{name} {metrics[name]:.4f}" if name else ""
-
-
 def show(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="a run's id or URI")],
     report: Annotated[
@@ -353,9 +336,10 @@ def _draw_plan(chosen: Run, plot: Path) -> None:
     from trainwright.tasks.cli.screens.plan_plot import check_plot, draw_plan
     from trainwright.tasks.runs.artefacts.estimate import Estimate
     from trainwright.tasks.runs.artefacts.plan import Plan
+    from trainwright.tasks.runs.artefacts.training_result import Result
 
     check_plot(plot)
     plan, estimate = chosen.find(Plan), chosen.find(Estimate)
     if plan is None or estimate is None:
         raise BadInput(f"--plot: {chosen.uri} has no plan yet; its step allocate makes one")
-    draw_plan(plan, estimate, plot)
+    draw_plan(plan, estimate, plot, chosen.find(Result))

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +31,8 @@ from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError, from_document
 from trainwright.tasks.estimate.link import renew_link
+from trainwright.tasks.estimate.passes import renew_passes
+from trainwright.tasks.estimate.training_probe import can_train, measured_by
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import LOCAL_ADDRESSES
 from trainwright.tasks.storage.connect import open_store
@@ -133,11 +133,11 @@ def calibrate_and_share(
     most_drift: float = MOST_DRIFT,
     store: str | None = None,
 ) -> dict[str, Any]:
-    """Measure this machine and the link between its ranks; write both to the cache and the store.
+    """Measure this machine, the link between its ranks, and passes of pipelines.
 
-    Returns a small reference. Raises as `calibrate` does; TrainwrightError if the link can't be
-    measured; ServiceUnreachable if the store can't be written (the cache then has the
-    calibration).
+    Writes all to the cache, and the calibration to the store. Returns a small reference. Raises as
+    `calibrate` does; TrainwrightError if the link or passes can't be measured; ServiceUnreachable
+    if the store can't be written (the cache then has the calibration).
     """
     known_type(device_type)
     objects = open_store(
@@ -148,6 +148,7 @@ def calibrate_and_share(
         path, budget_s=budget_s, device=device_type, threads=threads, most_drift=most_drift
     )
     renew_link(settings)
+    renew_passes(settings)
     name = f"{key(threads)}.json"
     objects.put(name, path.read_bytes())
     shown = made.model_dump(
@@ -274,40 +275,11 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
 
 def _with_loop(out: Path, calibration: Calibration) -> Calibration:
     """Measure the training loop's time per step in a separate process; write the calibration."""
-    if missing := [
-        name for name in ("safetensors", "tensorboard") if importlib.util.find_spec(name) is None
-    ]:
-        progress.emit(
-            "notice",
-            message="the training loop's time per step is not measured: "
-            f"{' and '.join(missing)} missing; install trainwright[train]",
-        )
+    if not can_train("the training loop's time per step"):
         return calibration
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="trainwright-loop-") as name:
-        found = Path(name) / "loop.json"
-        command = [
-            sys.executable,
-            "-m",
-            "trainwright.tasks.train.worker.measure_loop",
-            "--out",
-            str(found),
-        ]
-        command += ["--budget", str(LOOP_S)]
-        done = subprocess.run(
-            dying_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise TrainwrightError(
-                f"calibrate: measuring the training loop exited with {done.returncode}: "
-                f"{last[:300]}"
-            )
-        loop = LoopCost.model_validate_json(found.read_bytes())
+    module = "trainwright.tasks.train.worker.measure_loop"
+    loop = LoopCost.model_validate_json(measured_by(module, "the training loop", LOOP_S))
     duration_s = calibration.duration_s + time.monotonic() - started
     made = calibration.model_copy(update={"loop": loop, "duration_s": duration_s})
     save(made, out)

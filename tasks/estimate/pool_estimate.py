@@ -18,6 +18,7 @@ from trainwright.infra.memory_limit import usable_memory_bytes
 from trainwright.tasks import progress
 from trainwright.tasks.estimate.calibrate import calibration_for
 from trainwright.tasks.estimate.link import link_for_this_machine
+from trainwright.tasks.estimate.passes import known_passes
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import Device, Power
@@ -98,6 +99,9 @@ def estimate(
         mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
         curves=curves,
         layers=[one.facts() for one in structure.layer_work],
+        units=structure.units,
+        not_cut=structure.not_cut,
+        step=structure.recorded_step(),
         learned_from=max((curve.learned_from for curve in curves), default=0),
         # bf16 gradients are summed in fp32.
         gradient_bytes=structure.parameter_bytes * (2 if structure.precision == "bf16" else 1),
@@ -105,6 +109,7 @@ def estimate(
         local_link=link_for_this_machine(settings)
         if sum(device.local for device in devices) > 1
         else None,
+        passes=known_passes(settings),
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )
 

@@ -87,5 +87,6 @@ def chart(search: LearningRateSearch, curve: str) -> Any:
     span = (max(middle) - min(middle)) or 1.0
     shown.y_range.start, shown.y_range.end = min(middle) - 0.1 * span, max(middle) + 0.3 * span
     shown.legend.location = "bottom_left" if curve == "loss" else "top_left"
-    shown.toolbar.logo = None
+    shown.legend.background_fill_alpha = 0.7
+    shown.toolbar.logo, shown.toolbar.autohide = None, True
     return shown

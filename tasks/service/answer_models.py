@@ -104,10 +104,11 @@ class PoolState(BaseModel):
 
 
 class ServedNames(BaseModel):
-    """The pools and models that a request may name."""
+    """The pools, models and layouts that a request may name."""
 
     pools: list[str]
     models: list[str]
+    layouts: list[str]
 
 
 class RunDocument(BaseModel, extra="allow"):

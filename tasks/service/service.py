@@ -40,6 +40,7 @@ from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.spec.recipe import given_fields
+from trainwright.tasks.spec.train_spec import LAYOUT_WORDS
 
 _FOREVER = float("inf")
 PLAN_LIFETIME_S = 60.0
@@ -227,9 +228,9 @@ class Service:
         return json.dumps(await asyncio.to_thread(pool_document, pool, self._settings)).encode()
 
     async def served_names(self) -> bytes:
-        """The names of pools and models in the served folders."""
+        """The pools and models in the served folders, and the layouts that a job may name."""
         pools, models = await asyncio.to_thread(self.served.names)
-        return json.dumps({"pools": pools, "models": models}).encode()
+        return json.dumps({"pools": pools, "models": models, "layouts": LAYOUT_WORDS}).encode()
 
     async def _schema(self, request: PlanRequest) -> DataSchema:
         if request.data_schema is not None:

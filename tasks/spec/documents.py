@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -277,7 +278,9 @@ def problems_line(problems: Sequence[Any]) -> str:
     field = _field(first)
     if first["type"] == "extra_forbidden":
         allowed = first.get("ctx", {}).get("fields")
-        line = f"{field}: unknown field{f'; allowed: {allowed}' if allowed else ''}"
+        given, names = str(first["loc"][-1])[:_GIVEN], (allowed or "").split(", ")
+        meant = "".join(f"; did you mean {one}?" for one in get_close_matches(given, names, 1))
+        line = f"{field}: unknown field{f'; allowed: {allowed}{meant}' if allowed else ''}"
     elif first["type"] == "missing":
         line = f"{field}: required field is missing"
     else:

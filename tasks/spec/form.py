@@ -51,9 +51,16 @@ def job_schema() -> dict[str, Any]:
 
 
 def fields(example: Job | None = None) -> list[FormField]:
-    """The form's fields, filled in with the example's values if there is one."""
+    """The form's fields, filled in with the example's values if there is one.
+
+    The form leaves out the example's pool, so it leaves out what the example demands of that pool:
+    the form as offered plans for the devices of this machine.
+    """
     document = job_schema()
     values = json.loads(example.model_dump_json()) if example is not None else {}
+    if example is not None and example.pool is not None:
+        values.pop("devices", None)
+        values["train"].pop("layout", None)
     return list(_walk(document, document["$defs"], "", values, None))
 
 

@@ -25,6 +25,7 @@ from pydantic import (
 
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, HOST_MEMORY_TYPES, threads_of
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.container_spec import Container
 from trainwright.tasks.spec.documents import (
     Bandwidth,
     Document,
@@ -160,7 +161,12 @@ class Host(Document):
         r"^/",
         "an absolute path, such as /opt/trainwright/bin/python",
         default=None,
-        description="path of the Python with trainwright on the host; default: this machine's path",
+        description="path of the Python with trainwright on the host; default: this machine's "
+        "path, or in a container the first in its path",
+    )
+    container: Container | None = Field(
+        default=None,
+        description="container for the host's processes; default: the pool's, else none",
     )
 
     @field_validator("available")
@@ -225,6 +231,9 @@ class Pool(Document):
     name: Name
     network: Network = Network()
     ssh: Ssh = Ssh()
+    container: Container | None = Field(
+        default=None, description="container for the processes of all hosts that have no own one"
+    )
     hosts: list[Host] = Field(min_length=1, description="at least one")
     prices: Prices = Field(default_factory=dict, description="per device type, and of energy")
     currency: str | None = matching(
@@ -261,6 +270,22 @@ class Pool(Document):
             raise ValueError(f"hosts with {_MOST_DEVICES} devices together at most, not {count}")
         return self
 
+    @model_validator(mode="after")
+    def _containers(self) -> Pool:
+        for host in self.hosts:
+            if host.container is not None and host.address in LOCAL_ADDRESSES:
+                raise ValueError(
+                    f"a container for other machines, not for {host.name}, which is this one "
+                    f"({host.address})"
+                )
+        return self
+
+    def container_of(self, host: Host) -> Container | None:
+        """The container of a host's processes: its own, else the pool's; none on this machine."""
+        if host.address in LOCAL_ADDRESSES:
+            return None
+        return host.container or self.container
+
     def devices(self) -> list[Device]:
         """Every device, in the order of the file. Ids are stable while the file is unchanged."""
         found, memory = [], self._memory()
@@ -289,9 +314,12 @@ class Pool(Document):
         """Stated memory by machine; the least, if hosts with the same address state several."""
         found: dict[str, float] = {}
         for host in self.hosts:
-            if host.memory is not None:
-                machine = _machine(host.address)
-                found[machine] = min(host.memory, found.get(machine, math.inf))
+            container = self.container_of(host)
+            limits = [host.memory, container.memory if container is not None else None]
+            for limit in limits:
+                if limit is not None:
+                    machine = _machine(host.address)
+                    found[machine] = min(limit, found.get(machine, math.inf))
         return found
 
     def networks(self) -> dict[str, Network]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -121,20 +121,66 @@ class EarlyStopping(Document):
     )
 
 
+LayoutWord = Literal[
+    "auto",
+    "data-parallel",
+    "late-multiply",
+    "sharded",
+    "hybrid",
+    "averaging",
+    "mixed",
+    "pipeline",
+]
+LAYOUT_WORDS: tuple[LayoutWord, ...] = get_args(LayoutWord)
+Recompute = Literal["auto", "none", "all"]
+
+
 class LayoutSpec(Document):
     """Parts of a layout that the job fixes; the planner chooses the rest."""
 
-    name: Literal["auto", "averaging", "mixed"] = Field(
+    name: Literal["auto", "averaging", "mixed", "pipeline"] = Field(
         default="auto",
         description="averaging: devices train alone for some steps, then average their parameters; "
-        "mixed: so for the largest layers only; auto: averaging if a field of averages is set, "
+        "mixed: so for the largest layers only; pipeline: the model is cut into stages on several "
+        "devices; auto: averaging if a field of averages is set, pipeline if one of pipelines is, "
         "else neither",
+    )
+    stages: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="stages of each pipeline; default: so many that a step is shortest",
+    )
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="pipelines, each with its part of the batch; default: chosen by prediction",
+    )
+    micro_batches: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SAMPLES,
+        description="micro-batches of each pipeline in a step; default: chosen by prediction",
+    )
+    schedule: Literal["auto", "gpipe", "1f1b", "zero-bubble"] = Field(
+        default="auto",
+        description="the order in which stages compute micro-batches; gpipe: all forward passes, "
+        "then all backward passes; 1f1b: backward passes as soon as possible; zero-bubble: the "
+        "same, and weight gradients while a stage would wait; auto: the shortest step; of no "
+        "effect with one stage",
     )
     dense: Literal["auto", "sum", "factors", "rows"] = Field(
         default="auto",
         description="how copies of dense layers are kept equal; sum: gradients are summed; "
         "factors: inputs and output gradients are gathered, and multiplied by all (late multiply); "
         "rows: each device holds some rows of the weight (sharded)",
+    )
+    batch_norm: Literal["joint", "micro-batch"] = Field(
+        default="joint",
+        description="statistics of batch normalisation in pipelines; joint: of the whole batch, "
+        "which allows one micro-batch; micro-batch: each has its own, which changes the "
+        "mathematics of training",
     )
     chunk_bytes: int | None = Field(
         default=None,
@@ -164,11 +210,25 @@ class LayoutSpec(Document):
         default="none",
         description="what follows an average; block-momentum: BMUF; nesterov: as in DiLoCo",
     )
+    recompute: Recompute = Field(
+        default="auto",
+        description="whether modules do their forward pass again in the backward pass, to save "
+        "memory; auto: as few as needed, on devices whose memory does not hold a step otherwise, "
+        "if that takes less time than more micro-batches; all: those that save most",
+    )
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether pipelines of several stages are wanted."""
+        fields = self.stages, self.replicas, self.micro_batches
+        set_ones = [one for one in fields if one is not None]
+        others = self.schedule != "auto" or self.batch_norm != "joint"
+        return self.name == "pipeline" or bool(set_ones) or others
 
     @property
     def averages(self) -> Literal["averaging", "mixed"] | None:
         """The layout with averages that is wanted, if one is."""
-        if self.name != "auto":
+        if self.name in ("averaging", "mixed"):
             return self.name
         fields = self.average_every, self.local_batch, None if self.outer == "none" else self.outer
         return "averaging" if any(one is not None for one in fields) else None
@@ -233,19 +293,15 @@ class TrainSpec(Document):
     backend: Literal["auto", "horovod", "torch"] = Field(
         default="auto", description="library for collectives; auto: Horovod if it is installed"
     )
-    layout: (
-        LayoutSpec
-        | Literal[
-            "auto", "data-parallel", "late-multiply", "sharded", "hybrid", "averaging", "mixed"
-        ]
-    ) = Field(
+    layout: LayoutSpec | LayoutWord = Field(
         default="auto",
         description="how a step is divided among devices; auto: between machines the fastest by "
         "prediction, none of which changes the mathematics of training, as averaging and mixed "
         "do; on one machine data-parallel",
     )
     adaptive_split: bool = Field(
-        default=True, description="correct the batch split by measured step times"
+        default=True,
+        description="correct the batch split, and the cuts of pipelines, by measured step times",
     )
     adaptive_batch: bool = Field(
         default=False, description="let the global batch grow within batch_bounds"
@@ -276,11 +332,51 @@ class TrainSpec(Document):
         return self
 
     @property
+    def pipeline(self) -> LayoutSpec | None:
+        """What the job fixes of pipelines; None: it asks for none."""
+        if self.layout == "pipeline":
+            return LayoutSpec(name="pipeline")
+        asked = isinstance(self.layout, LayoutSpec) and self.layout.pipelined
+        return self.layout if asked and isinstance(self.layout, LayoutSpec) else None
+
+    @model_validator(mode="after")
+    def _pipelines_fit_the_rest(self) -> TrainSpec:
+        spec = self.pipeline
+        if spec is None:
+            return self
+        if spec.averages is not None:
+            raise ValueError(
+                f"layout.name {spec.averages} without stages, replicas, micro_batches, schedule "
+                "and batch_norm"
+            )
+        if spec.stages == 1:
+            raise ValueError("layout.stages of at least 2, not 1: pipelines have several stages")
+        if self.adaptive_batch:
+            raise ValueError("adaptive_batch false with pipelines, whose micro-batches are fixed")
+        return self
+
+    @property
+    def dense(self) -> Literal["factors", "rows"] | None:
+        """How the job says that dense layers are kept equal, if not by sums; None: not fixed."""
+        fixed: dict[str, Literal["factors", "rows"]] = {
+            "late-multiply": "factors",
+            "sharded": "rows",
+        }
+        if isinstance(self.layout, str):
+            return fixed.get(self.layout)
+        return self.layout.dense if self.layout.dense in ("factors", "rows") else None
+
+    @property
     def averages(self) -> Literal["averaging", "mixed"] | None:
         """The layout with averages that the job asks for, if it does."""
         if isinstance(self.layout, LayoutSpec):
             return self.layout.averages
         return self.layout if self.layout in ("averaging", "mixed") else None
+
+    @property
+    def recomputes(self) -> Recompute:
+        """Whether modules are recomputed."""
+        return self.layout.recompute if isinstance(self.layout, LayoutSpec) else "auto"
 
     @model_validator(mode="after")
     def _averages_fit_the_rest(self) -> TrainSpec:
@@ -300,6 +396,23 @@ class TrainSpec(Document):
             raise ValueError(
                 f"layout.local_batch ({self.layout.local_batch}) with layout.name averaging only; "
                 "the devices of mixed do joint steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _factors_are_sent(self) -> TrainSpec:
+        spec = self.layout
+        if not isinstance(spec, LayoutSpec) or spec.factor_type == "fp32":
+            return self
+        if self.averages == "averaging":
+            raise ValueError(
+                f"layout.factor_type {spec.factor_type} without the layout averaging, which sends "
+                "no factors"
+            )
+        if spec.dense in ("sum", "rows"):
+            raise ValueError(
+                f"layout.factor_type {spec.factor_type} with layout.dense factors or auto only; "
+                f"{spec.dense} sends no factors"
             )
         return self
 

@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateTrial
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.training_result import SplitEvent
@@ -28,6 +30,10 @@ class TrainRequest(BaseModel):
         default=None, description="the data on the ranks' machine; None: the job's data"
     )
     plan: Plan
+    layers: list[LayerFacts] = Field(
+        default_factory=list,
+        description="the model's layers, for layouts that follow the plan's; empty: the plan's",
+    )
     learning_rate: float
     schema_: DataSchema = Field(alias="schema")
     source_folder: str = Field(description="a local copy of the model's source")
@@ -59,6 +65,23 @@ class TrainRequest(BaseModel):
     def local_data(self) -> DataSpec:
         """The data that the ranks on this machine read."""
         return self.data or self.job.data
+
+    @property
+    def layout(self) -> Layout:
+        """The plan's layout; that of data parallel for a plan without one."""
+        return self.plan.layout or Layout(
+            pipelines=[
+                Pipeline(
+                    micro_batches=[device.batch_size],
+                    stages=[Stage(device=device.id, layers=[])],
+                )
+                for device in self.plan.devices
+            ]
+        )
+
+    def layers_in(self, layout: Layout) -> list[LayerFacts]:
+        """The layers of the model, as far as a layout needs to know them."""
+        return self.plan.layers if layout == self.layout else self.layers or self.plan.layers
 
     def store(self, patience_s: float | None = None) -> ObjectStore:
         """The store for checkpoints and metrics; `patience_s` as in `open_store`."""

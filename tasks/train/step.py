@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from trainwright.tasks.allocate.acquire import Claim, on_devices
+from trainwright.tasks.allocate.replan import StagePlanner, layout_planner
 from trainwright.tasks.allocate.step import replanner_of
 from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.request import TrainRequest
 
 
@@ -25,7 +29,14 @@ def work(context: RunContext) -> Reference:
 
         def on_claimed(halt: threading.Event, claim: Claim) -> Result:
             request = request_of(context).model_copy(update={"replay_events": events})
-            return train(request, stop=halt, still_mine=claim, token=claim.token)
+            found = run.find(Estimate)
+            planners: dict[str, Any] = {}
+            if found is not None:
+                request = request.model_copy(update={"layers": found.layers})
+                what = request.job, load_pool(request.job.pool), found, run.data()
+                planners["layout_planner"] = layout_planner(*what)
+                planners["stage_planner"] = StagePlanner(*what)
+            return train(request, stop=halt, still_mine=claim, token=claim.token, **planners)
 
         with recording(run.work_folder()):  # includes the time between launches, to show the cause
             result = on_devices(context, on_claimed, "training", again=replanner_of(context))

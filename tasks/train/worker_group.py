@@ -8,7 +8,7 @@ back. The processes outlive it and form the next group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,6 +49,13 @@ class WorkerGroup(BaseModel):
     limits: dict[int, int] = Field(
         default_factory=dict, description="largest batch of each device that ran out of memory"
     )
+    summed: list[str] = Field(
+        default_factory=list,
+        description="layers that must be summed, as memory did not hold the rows of all ranks",
+    )
+    layout: Layout | None = Field(
+        default=None, description="the layout for these members; None: the plan's"
+    )
     broken: bool = Field(default=False, description="whether the previous group was aborted")
     reason: str = Field(default="", description="why the membership changed")
     end: bool = Field(default=False, description="save a checkpoint, then end")
@@ -70,6 +77,10 @@ def sums_on_devices(devices: Sequence[Device]) -> bool:
     )
 
 
-def needs_transfers(layout: Layout | None, devices: Sequence[Device]) -> bool:
-    """Whether ranks connect for more than sums in host memory: see `WorkerGroup.transfers`."""
-    return (layout is not None and layout.has_transfers) or sums_on_devices(devices)
+def needs_transfers(layouts: Iterable[Layout | None], devices: Sequence[Device]) -> bool:
+    """Whether ranks connect for more than sums in host memory: see `WorkerGroup.transfers`.
+
+    `layouts` are those that the group may use.
+    """
+    transfers = any(one is not None and one.has_transfers for one in layouts)
+    return transfers or sums_on_devices(devices)

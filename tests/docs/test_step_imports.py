@@ -23,9 +23,13 @@ DECLARED: dict[str, set[str]] = {
     },
     "train": {
         "allocate.acquire",
+        "allocate.actions.schedules",
+        "allocate.actions.stage_parts",
         "allocate.layouts.permitted",
         "allocate.plan.split",
+        "allocate.replan",
         "allocate.step",
+        "extract",
     },
     "search_lr": {
         "allocate.acquire",
@@ -41,6 +45,8 @@ DECLARED: dict[str, set[str]] = {
     "export": {"promote", "store", "train.rank.validation_metrics"},
     "analyze": {
         "allocate.layouts.words",
+        "allocate.recompute.recomputing_curves",
+        "allocate.timeline.measured_step",
         "allocate.timeline.simulated_plan",
         "allocate.timeline.timeline_svg",
         "search_lr.plot",

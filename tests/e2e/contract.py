@@ -325,17 +325,25 @@ def _recommend(here: Examples) -> Any:
 def _calibrate(here: Examples, *more: str) -> Any:
     out = here.place.folder / ("few.json" if "--probes" in more else "cpu.json")
     given = ("--budget", "1", "--most-drift", "1e9", "--out", str(out))
-    return here.place.done("calibrate", *given, *more)
+    document = here.place.done("calibrate", *given, *more)
+    written = read(out)
+    assert written["mode"] == ("few-shot" if "--probes" in more else "calibrated")
+    assert document == {name: value for name, value in written.items() if name != "families"}
+    return document
 
 
 def _estimate(here: Examples) -> Any:
     here("calibrate")
+    here("calibrate --probes")
     one = here.place.done(
         "estimate", "alone.py", "--batch-size", "32", "--device-type", "nvidia-t4"
     )
-    two = here.place.done("estimate", "alone.py", "--batch-size", "32", "--calibration", "cpu.json")
-    assert (one["mode"], two["mode"]) == ("datasheet", "calibrated")
-    return [one, two]
+    two, few = (
+        here.place.done("estimate", "alone.py", "--batch-size", "32", "--calibration", file)
+        for file in ("cpu.json", "few.json")
+    )
+    assert [each["mode"] for each in (one, two, few)] == ["datasheet", "calibrated", "few-shot"]
+    return [one, two, few]
 
 
 def _plan(here: Examples) -> Any:

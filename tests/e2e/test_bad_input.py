@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import doors
 import psutil
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from finished_run import finished_training, local_path
 
 from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.allocate.joint_planner import MOST_JOBS
+from trainwright.tasks.estimate.calibrate import cached
 
 MODELS = {
     "none.py": "x = 1\n",
@@ -164,18 +166,10 @@ def test_a_full_disk_behind_standard_output(
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """A few-shot calibration of this machine by the command line."""
-    out = tmp_path_factory.mktemp("few") / "few.json"
-    done = run(
-        "calibrate", "--probes", "--budget", "1", "--most-drift", "1e9", "--out", str(out), "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    written: dict[str, object] = json.loads(out.read_text())
-    assert json.loads(done.stdout) == {
-        name: value for name, value in written.items() if name != "families"
-    }
-    assert written["mode"] == "few-shot"
+def calibration(_made_once: Path) -> dict[str, object]:
+    """A calibration of this machine."""
+    made = _made_once / "calibrations" / cached(1, doors.settings()).name
+    written: dict[str, object] = json.loads(made.read_text())
     return written
 
 
@@ -201,13 +195,13 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     ],
 )
 def test_an_unusable_calibration(
-    home: Path, tmp_path: Path, few: dict[str, object], changes: object, says: str
+    home: Path, tmp_path: Path, calibration: dict[str, object], changes: object, says: str
 ) -> None:
     path = tmp_path / "few.json"
     if isinstance(changes, dict):
-        path.write_text(json.dumps(few | changes))
+        path.write_text(json.dumps(calibration | changes))
     elif changes is not None:
-        text = json.dumps(few)
+        text = json.dumps(calibration)
         path.write_text(text[: int(len(text) * float(changes or 0))])
     write(tmp_path)
     model = str(tmp_path / "narrow.py")
@@ -216,7 +210,7 @@ def test_an_unusable_calibration(
 
 
 def test_a_calibration_of_another_torch_is_used_with_a_wider_interval_and_a_note(
-    home: Path, tmp_path: Path, few: dict[str, object]
+    home: Path, tmp_path: Path, calibration: dict[str, object]
 ) -> None:
     write(tmp_path)
     (tmp_path / "narrow.py").write_text(
@@ -226,7 +220,7 @@ def test_a_calibration_of_another_torch_is_used_with_a_wider_interval_and_a_note
     model, documents = str(tmp_path / "narrow.py"), []
     for changes in ({}, {"torch": "1.0.0"}):
         path = tmp_path / "few.json"
-        path.write_text(json.dumps(few | changes))
+        path.write_text(json.dumps(calibration | changes))
         given = ["--batch-size", "8", "--calibration", str(path), "--device-type", "cpu"]
         done = run("estimate", model, *given, "--json")
         assert done.returncode == 0, done.stderr

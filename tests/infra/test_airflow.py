@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,14 @@ def test_up_serves_a_login_on_the_loopback_address_is_fast_when_repeated_and_dow
         assert asked(address, "GET", "/api/v2/dags", token)[0] == 200
         assert login["password"] not in json.dumps(before)
 
-        services[1].pid()
-        subprocess.run(["kill", "-KILL", str(services[1].pid())], check=True)  # the scheduler
-        while services[1].pid() is not None:
-            pass
+        killed = services[1].pid()  # the scheduler
+        subprocess.run(["kill", "-KILL", str(killed)], check=True)
+        while services[1].pid() in (None, killed):  # the supervisor starts it again
+            time.sleep(0.2)
         local.up(tmp_path, DAGS)
-        assert {entry["state"] for entry in local.status(tmp_path)} == {"running"}
+        after = {entry["name"]: entry for entry in local.status(tmp_path)}
+        assert {entry["state"] for entry in after.values()} == {"running"}
+        assert "airflow-scheduler ended" in after["supervisor"]["note"]
         family += [process for service in services for process in service.processes()]
     finally:
         local.down(tmp_path)

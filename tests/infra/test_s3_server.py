@@ -223,6 +223,8 @@ def test_acknowledged_objects_survive_kill_9_under_load(own_home: Path) -> None:
     assert pid is not None
     acknowledged: dict[str, bytes] = {}
 
+    server = psutil.Process(pid)
+
     def write(writer: int) -> None:
         for number in range(1000):
             key, data = f"load/{writer}-{number}", f"{writer}-{number}-".encode() * 500
@@ -232,11 +234,12 @@ def test_acknowledged_objects_survive_kill_9_under_load(own_home: Path) -> None:
                 return
             acknowledged[key] = data
             if len(acknowledged) == 60:
-                psutil.Process(pid).kill()
+                server.kill()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
     assert len(acknowledged) >= 60
+    psutil.wait_procs([server], timeout=10)
     assert s3_service(own_home).pid() is None
     again = start_s3(own_home)
     assert (again.access_key, again.secret_key) == (access.access_key, access.secret_key)

@@ -108,6 +108,20 @@ def test_a_successful_run_can_be_analysed_again_while_its_job_trains(
     assert [(one.resource, one.holder) for one in ledger.held()] == [(run.hold, "who trains now")]
 
 
+def test_an_error_that_no_retry_can_fix_is_one_line_of_the_tasks_log_without_our_traceback(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = {**_job(tmp_path), "train": {"epochs": "many"}}
+    with (
+        caplog.at_level("ERROR", "airflow.task"),
+        pytest.raises(AirflowFailException, match="epochs") as failed,
+    ):
+        ExtractOperator(task_id="extract", job=job).execute(context("day"))
+    assert failed.value.__suppress_context__
+    line = "bad_input: job: train.epochs: got 'many'; allowed: a whole number"
+    assert [one.getMessage()[: len(line)] for one in caplog.records] == [line]
+
+
 def test_an_export_without_its_packages_fails_without_a_retry(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from trainwright.estimator.curves import Affine, DeviceCurve
+from trainwright.estimator.curves import Affine, Basis, DeviceCurve
 from trainwright.estimator.predict.communication import Link
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
@@ -61,6 +61,9 @@ def curve(cores: float, memory: float | None = None) -> DeviceCurve:
         idle_w=5 * cores,
         load_w=20 * cores,
         energy_source="datasheet",
+        basis=Basis(
+            model="m", shares={"linear": 1.0}, calibration="c", processor="p", torch="2.8.0"
+        ),
     )
 
 

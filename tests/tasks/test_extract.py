@@ -18,6 +18,7 @@ import pytest
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits
+from trainwright.infra.sandbox.client import call
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.extract import extract, extract_model, tracer
 from trainwright.tasks.settings import Settings
@@ -242,7 +243,10 @@ def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
     assert _extract(tmp_path, GOOD + EXAMPLE, batch_spec=None).parameters > 0
 
 
-def test_an_endless_model_is_stopped_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_endless_model_is_stopped_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwright.tasks.extract.call", call)  # with a server of its own
     code = "import time\ndef build_model():\n    time.sleep(3600)"
     before = set(psutil.Process().children(recursive=True))
     message = _refusal(tmp_path, code, limits=SandboxLimits(4, MEMORY), server=None)

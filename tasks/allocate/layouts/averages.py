@@ -84,6 +84,15 @@ class AverageTimes:
         # Without divergence, gradients are summed instead, and moments are equal.
         return averages, sent if layout.averages else averages
 
+    def in_words(self, every: int) -> str:
+        """How often parameters are averaged: after the interval, or earlier for another reason."""
+        first = min(every, self.epoch_steps, self.checkpoint_steps)
+        often = f"every {first} steps" if first > 1 else "after each step"
+        if first == every:
+            return often
+        at = "the end of each epoch" if first == self.epoch_steps else "each checkpoint"
+        return f"{often} (at {at}, before the {every} of average_every)"
+
 
 def interval(times: AverageTimes, step_s: float, average_s: float) -> int:
     """The steps between averages, by the module's rule."""

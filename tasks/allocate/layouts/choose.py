@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.actions.network import RankNetwork
+from trainwright.tasks.allocate.actions.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.allocate.layouts.memory import LayoutMemory, Shortage, state_tensors
-from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.permitted import why_not
-from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
-from trainwright.tasks.allocate.layouts.transfer_sizes import Moved
+from trainwright.tasks.allocate.layouts.resends import Resends
 from trainwright.tasks.allocate.plan.collectives import INNER
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
@@ -37,8 +36,6 @@ from trainwright.tasks.runs.artefacts.plan import MachineLinks
 from trainwright.tasks.spec.pool import Device
 
 MOST_COMPARED = 64
-_LEAST_RESEND, _RESEND_SHARE = 100, 0.01
-"""Copies are sent again at most every so many steps, and for at most this share of the time."""
 CHUNK_SIZES = tuple(1 << power for power in range(18, 26))
 """256 KiB to 32 MiB"""
 MOST_CHUNKS = 128
@@ -87,9 +84,12 @@ class LayoutChoice:
         curves = [model.kind(device).curve for device, _ in self._devices]
         devices = [device for device, _ in self._devices]
         self._network = RankNetwork.of(devices, links_between(model, devices))
-        self._simulate = StepSimulator(self.layers, curves, self._network)
-        self._state_tensors = state_tensors(model.job.train.optimizer)
-        self._are_alike = _round_alike(devices)
+        units = model.estimate.units
+        self._simulate = StepSimulator(
+            self.layers, curves, self._network, units, model.estimate.pass_cost
+        )
+        copies = state_tensors(model.job.train.optimizer) - 1  # gradients are not sent
+        self._resends = Resends(self.layers, devices, self._network, copies)
         self._joint_s = [curve.median_s(result.batch) for curve in curves]
         """seconds of each device for the joint batch"""
         self._names = tops(self.layers)
@@ -129,25 +129,9 @@ class LayoutChoice:
         key = frozenset(syncs.items())
         if key not in self._simulated:
             layout = self.layout(syncs)
-            with_resends = self._with_resends(layout, self._simulate(layout))
+            with_resends = self._resends.added(layout, self._simulate(layout))
             self._simulated[key] = SimulatedLayout(*with_resends, self.shortage(layout))
         return self._simulated[key]
-
-    def _with_resends(self, layout: Layout, step: SimulatedStep) -> tuple[Layout, SimulatedStep]:
-        """A layout that bounds how far late-multiplied layers drift apart, and its mean step."""
-        late = [one for one in self.layers if layout.sync.get(one.name) == "factors"]
-        if not late or self._are_alike:
-            return layout, step
-        copies = self._state_tensors - 1  # gradients are not sent
-        moved = Moved(copies * sum(one.parameter_bytes for one in late))
-        resend_s = self._network.seconds(moved)
-        every = max(_LEAST_RESEND, math.ceil(resend_s / (_RESEND_SHARE * step.step_s)))
-        more = float(moved.sent_bytes(len(self._devices))[0])
-        return layout.model_copy(update={"resend_every": every}), replace(
-            step,
-            step_s=step.step_s + resend_s / every,
-            sent_bytes=[one + more / every for one in step.sent_bytes],
-        )
 
     def simulated(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:
         """A step of any layout on these devices; without `averages`, one between averages."""
@@ -165,7 +149,7 @@ class LayoutChoice:
             sizes = [layout.chunk_bytes]
         tried = [layout.model_copy(update={"chunk_bytes": size}) for size in sizes]
         found = [
-            SimulatedLayout(*self._with_resends(one, self._simulate(one)), self.shortage(one))
+            SimulatedLayout(*self._resends.added(one, self._simulate(one)), self.shortage(one))
             for one in tried
         ]
         good = min(each.step.step_s for each in found) * (1 + _ALIKE)
@@ -282,13 +266,6 @@ def _alike(layers: Sequence[LayerFacts]) -> list[list[LayerFacts]]:
         groups.setdefault((one.dense, one.parameter_bytes), []).append(one)
     found = list(groups.values())
     return found + [[one] for group in found if 1 < len(group) <= 4 for one in group]
-
-
-def _round_alike(devices: Sequence[Device]) -> bool:
-    """Whether devices surely compute the same last digits: GPUs of a type, CPUs of one machine."""
-    types = {device.type for device in devices}
-    machines = {machine_of(device) for device in devices}
-    return len(types) == 1 and (len(machines) == 1 or types.isdisjoint(HOST_MEMORY_TYPES))
 
 
 def micro_batches(batch: int, parts: int) -> list[int]:

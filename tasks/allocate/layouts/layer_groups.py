@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from trainwright.estimator.structure import LayerFacts
-from trainwright.tasks.allocate.layouts.actions import FLOAT_BYTES, TRANSFERS, actions_of
+from trainwright.tasks.allocate.actions.action import TRANSFERS
+from trainwright.tasks.allocate.actions.actions import actions_of
+from trainwright.tasks.allocate.actions.number_sizes import gradient_number_bytes
+from trainwright.tasks.allocate.actions.transfer_sizes import TransferSizes
+from trainwright.tasks.allocate.layouts.averages import AverageTimes
 from trainwright.tasks.allocate.layouts.permitted import why_not
-from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
 from trainwright.tasks.runs.artefacts.layout import Layout, Outer, Sync
 from trainwright.tasks.runs.artefacts.plan import LayerGroup
 from trainwright.tasks.units import size
@@ -21,11 +24,11 @@ _WAYS: dict[Sync, str] = {"sum": "summed", "factors": "as factors", "rows": "by 
 
 
 def layer_groups(
-    layout: Layout, layers: Sequence[LayerFacts], *, given: bool = False
+    layout: Layout, layers: Sequence[LayerFacts], times: AverageTimes, *, given: bool = False
 ) -> list[LayerGroup]:
     """The layers with parameters, in the order of the forward pass.
 
-    `given`: the job chose the layout.
+    `times` says how many steps average. `given`: the job chose the layout.
     """
     trained = [one for one in layers if one.parameters]
     sent = _sent_by_way(layout, trained, layers)
@@ -34,15 +37,39 @@ def layer_groups(
         how, refused = layout.how(one.name), _refused(one)
         key: object = refused or (one.dense, one.parameter_bytes)
         groups.setdefault((how, None if how == "average" else key), []).append(one)
-    return [_group(layout, some, sent, given) for some in groups.values()]
+    return [_group(layout, some, sent, times, given) for some in groups.values()]
 
 
 def _group(
     layout: Layout,
     some: Sequence[LayerFacts],
     sent: dict[Sync, dict[str, float]],
+    times: AverageTimes,
     given: bool,
 ) -> LayerGroup:
+    found = group_of(layout, some, sent, _refused(some[0]), given=given)
+    if found.sync != "average":
+        return found
+    summed = sum(sent["sum"][one.name] for one in some)
+    averaged = {
+        "sent_bytes": summed * times.in_a_step_of(layout)[1],
+        "why": _averaged(layout, times),
+    }
+    return found.model_copy(update=averaged)
+
+
+def group_of(
+    layout: Layout,
+    some: Sequence[LayerFacts],
+    sent: dict[Sync, dict[str, float]],
+    refused: str | None,
+    *,
+    given: bool,
+) -> LayerGroup:
+    """Layers with one sync. `sent`: bytes by way and layer; `refused`: why they can only be summed.
+
+    `given`: the job says how dense layers are kept equal.
+    """
     how = layout.how(some[0].name)
     ways = {
         way: sum(by_layer[one.name] for one in some)
@@ -53,19 +80,16 @@ def _group(
         layers=[one.name for one in some],
         kinds=list(dict.fromkeys(one.kind for one in some)),
         sync=how,
-        sent_bytes=ways["sum"] / (layout.average_every or 1)
-        if how == "average"
-        else ways.get(how, 0.0),
-        why=_averaged(layout)
-        if how == "average"
-        else _refused(some[0]) or _compared(how, ways, given),
+        sent_bytes=ways.get(how, 0.0),
+        why=refused or _compared(how, ways, given),
     )
 
 
-def _averaged(layout: Layout) -> str:
+def _averaged(layout: Layout, times: AverageTimes) -> str:
     alone = "devices train alone" if layout.alone else "devices use their own gradients"
     then = "" if layout.outer == "none" else f", then {_OUTER[layout.outer]}"
-    return f"as train.layout says: {alone}, and average every {layout.average_every} steps{then}"
+    often = times.in_words(layout.average_every or 1)
+    return f"as train.layout says: {alone}, and average {often}{then}"
 
 
 def _refused(layer: LayerFacts) -> str | None:
@@ -90,9 +114,12 @@ def _sent_by_way(
 ) -> dict[Sync, dict[str, float]]:
     """By way and layer: the bytes that a device sends in a step, at most."""
     ranks = len(layout.pipelines)
-    around = 2 * (ranks - 1) / ranks * FLOAT_BYTES
+    around = 2 * (ranks - 1) / ranks
     found: dict[Sync, dict[str, float]] = {
-        "sum": {one.name: around * sum(one.parameters.values()) for one in trained}
+        "sum": {
+            one.name: around * gradient_number_bytes(one) * sum(one.parameters.values())
+            for one in trained
+        }
     }
     for way in ("factors", "rows"):
         those = [one for one in trained if why_not(one, way) is None]

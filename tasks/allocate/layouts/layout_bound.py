@@ -30,8 +30,9 @@ from trainwright.estimator.predict.communication import GRADIENT_BUCKET_BYTES
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.permitted import why_not
 from trainwright.tasks.allocate.plan.configuration import Limits
-from trainwright.tasks.allocate.plan.cost import BACKWARD, CostModel
+from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.kinds import median_times
+from trainwright.tasks.allocate.plan.overlap import BACKWARD
 from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.runs.artefacts.estimate import Estimate
@@ -45,17 +46,18 @@ def bounding(problem: PlanningProblem, syncs: Sequence[Sync], batch: int) -> Pla
     """The problem, if layers may be summed or kept equal in these ways."""
     model = problem.model
     estimate = model.estimate
-    used = Counter(model.kind(device).curve for device in problem.devices)
-    costs = {curve: _rank_cost(curve, estimate.layers, syncs, batch) for curve in used}
+    used = Counter(estimate.curves.index(model.kind(device).curve) for device in problem.devices)
+    costs = {at: _rank_cost(estimate.curves[at], estimate.layers, syncs, batch) for at in used}
     slopes = _slopes(costs, used)
     curves = [
-        _bounding(curve, costs[curve].fixed, slopes[curve], batch, costs[curve].rows)
-        if curve in costs
+        _bounding(curve, costs[at].fixed, slopes[at], batch, costs[at].rows)
+        if at in costs
         else curve
-        for curve in estimate.curves
+        for at, curve in enumerate(estimate.curves)
     ]
     lower = estimate.model_copy(
-        update={"gradient_bytes": _sent_bytes(estimate, syncs), "curves": curves}
+        # Without layers, sums may overlap BACKWARD of the step.
+        update={"gradient_bytes": _sent_bytes(estimate, syncs), "curves": curves, "layers": []}
     )
     eased = CostModel(model.job, model.pool, lower, model.data)
     return replace(
@@ -154,28 +156,29 @@ def _line_below(sizes: Any, values: Any) -> tuple[float, float]:
     return (fixed, slope) if fixed >= 0 else (0.0, float((values / sizes).min()))
 
 
-def _slopes(
-    costs: Mapping[DeviceCurve, _RankCost], used: Mapping[DeviceCurve, int]
-) -> dict[DeviceCurve, float]:
-    """Least seconds for a sample of y; of two choices of γ, the one that bounds better."""
-    parts = {curve: (cost.others, *cost.rows) for curve, cost in costs.items()}
+def _slopes(costs: Mapping[int, _RankCost], used: Mapping[int, int]) -> dict[int, float]:
+    """Least seconds for a sample of y, by curve; of two choices of γ, the one that bounds better.
+
+    `used` counts the devices of each curve.
+    """
+    parts = {at: (cost.others, *cost.rows) for at, cost in costs.items()}
     alike = [one for one in parts.values() if sum(one) > 0]
     weights = [
         sum(one[place] / sum(one) for one in alike) / max(1, len(alike))
         for place in range(max(map(len, parts.values()), default=0))
     ]
 
-    def of(gamma: Sequence[float]) -> dict[DeviceCurve, float]:
+    def of(gamma: Sequence[float]) -> dict[int, float]:
         return {
-            curve: min(
+            at: min(
                 (one / weight for one, weight in zip(each, gamma, strict=True) if weight > 0),
                 default=0.0,
             )
-            for curve, each in parts.items()
+            for at, each in parts.items()
         }
 
-    def together(slopes: Mapping[DeviceCurve, float]) -> float:
-        return sum(used[curve] / max(_LEAST_S, slope) for curve, slope in slopes.items())
+    def together(slopes: Mapping[int, float]) -> float:
+        return sum(used[at] / max(_LEAST_S, slope) for at, slope in slopes.items())
 
     only_others = of([1.0, *[0.0] * (len(weights) - 1)])
     return min(of(weights), only_others, key=together)

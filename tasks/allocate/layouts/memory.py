@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.estimator.structure import DenseProduct, LayerFacts
-from trainwright.tasks.allocate.layouts.actions import FLOAT_BYTES
+from trainwright.tasks.allocate.actions.number_sizes import (
+    INDEX_BYTES,
+    activation_number_bytes,
+    gradient_number_bytes,
+)
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.topology import machine_of
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.spec.train_spec import Optimizer
 
-_INDEX_BYTES = 8
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Tensors that an optimizer keeps for each parameter."""
 
@@ -39,6 +42,10 @@ class Shortage:
     limit_bytes: float
     layer: str
     """the layer that takes most of it"""
+    stage: str = ""
+    """of a pipeline: the units that it computes"""
+    process_bytes: float = 0.0
+    """what its process takes without any layer"""
 
     @property
     def over_bytes(self) -> float:
@@ -47,7 +54,20 @@ class Shortage:
 
     def __str__(self) -> str:
         need, have = self.need_bytes / 2**30, self.limit_bytes / 2**30
-        return f"{self.device} needs {need:.3g} GiB and has {have:.3g}; most is for {self.layer}"
+        holds = f" for {self.stage}" if self.stage else ""
+        most = f"most is for {self.layer}"
+        if self.process_bytes >= self.limit_bytes:
+            most = f"its process alone takes {self.process_bytes / 2**30:.3g}"
+        return f"{self.device} needs {need:.3g} GiB{holds} and has {have:.3g}; {most}"
+
+    @property
+    def details(self) -> dict[str, object]:
+        """Fields for programs."""
+        return {
+            "device": self.device,
+            "needed_bytes": round(self.need_bytes),
+            "memory_bytes": round(self.limit_bytes),
+        }
 
 
 class LayoutMemory:
@@ -132,17 +152,11 @@ class LayoutMemory:
                 copies = 1 + (layout.outer != "none")
                 found[name] = copies * layer.parameter_bytes + 0 * self._samples
             elif layer.dense is not None and how == "factors":
-                found[name] = self._factors(layer.dense, layout.factor_type)
+                own, whole = self._samples, self._samples.sum()
+                found[name] = factors_bytes(layer, own, whole, layout.factor_type)
             elif layer.dense is not None and how == "rows":
                 found[name] = self._rows(layer, layer.dense, layout)
         return found
-
-    def _factors(self, dense: DenseProduct, factor_type: str) -> Any:
-        own = self._samples * dense.rows_per_sample
-        size = FLOAT_BYTES if factor_type == "fp32" else 2
-        inputs = _INDEX_BYTES if dense.kind == "embedding" else size * dense.inputs
-        # Its own in fp32, those of all as they came, and both joined for the product.
-        return own * FLOAT_BYTES * dense.outputs + 2 * own.sum() * (inputs + size * dense.outputs)
 
     def _rows(self, layer: LayerFacts, dense: DenseProduct, layout: Layout) -> Any:
         import numpy as np
@@ -150,10 +164,7 @@ class LayoutMemory:
         cuts = [layout.rows[layer.name].get(device, (0, 0)) for device in self._devices]
         total = dense.inputs if dense.kind == "embedding" else dense.outputs
         share = np.array([end - begin for begin, end in cuts]) / total
-        joint = float(self._samples.sum()) * dense.rows_per_sample
-        inputs = _INDEX_BYTES if dense.kind == "embedding" else FLOAT_BYTES * dense.inputs
-        kept = joint * (inputs + share * FLOAT_BYTES * dense.outputs)
-        return kept - (1 - share) * self._tensors * layer.parameter_bytes
+        return rows_bytes(layer, share, float(self._samples.sum()), self._tensors)
 
     def _largest(self, layout: Layout, added: Mapping[str, Any], device: int) -> str:
         """The layer that takes most of a device's memory."""
@@ -163,6 +174,34 @@ class LayoutMemory:
             return self._tensors * layer.parameter_bytes + more
 
         return max((one for one in self._layers.values() if one.parameters), key=size).name
+
+
+def factors_bytes(layer: LayerFacts, own: Any, whole: float, factor_type: str) -> Any:
+    """What a device needs more to late-multiply a dense layer than to sum its gradients.
+
+    `own` and `whole` are the samples of the device and of all that hold the layer.
+    """
+    dense = layer.dense
+    assert dense is not None, layer.name
+    exact = gradient_number_bytes(layer)
+    size = exact if factor_type == "fp32" else 2
+    inputs = INDEX_BYTES if dense.kind == "embedding" else size * dense.inputs
+    # Its own as they are summed, those of all as they came, and both joined for the product.
+    of_sample = own * exact * dense.outputs + 2 * whole * (inputs + size * dense.outputs)
+    return dense.rows_per_sample * of_sample
+
+
+def rows_bytes(layer: LayerFacts, share: Any, whole: float, tensors: int) -> Any:
+    """What a device needs more (or less) to hold a share of a dense layer's rows than all.
+
+    `whole` are the samples of all that hold some, `tensors` those of a parameter's size.
+    """
+    dense = layer.dense
+    assert dense is not None, layer.name
+    size = activation_number_bytes(layer)
+    inputs = INDEX_BYTES if dense.kind == "embedding" else size * dense.inputs
+    kept = whole * dense.rows_per_sample * (inputs + share * size * dense.outputs)
+    return kept - (1 - share) * tensors * layer.parameter_bytes
 
 
 def _filled(wanted: Any, most: Any) -> list[float]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainwright.estimator.structure import LayerFacts
+from trainwright.estimator.memory.recompute_names import covered
+from trainwright.estimator.structure import LayerFacts, Unit
+from trainwright.tasks.allocate.layouts.stage_rules import require_stages
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Sync
+from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, Pipeline, Sync
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.spec.train_spec import LayoutSpec, TrainSpec
 
 _DENSE_ONLY: tuple[Sync, ...] = ("factors", "rows")
 
@@ -18,7 +22,7 @@ def why_not(layer: LayerFacts, sync: Sync) -> str | None:
     if not layer.parameters:
         return "it has no parameters of its own"
     if layer.dense is None:
-        return f"a {layer.kind} is not a plain product with one weight"
+        return f"{layer.kind} is not a plain product with one weight"
     if layer.shared:
         return "another layer uses its weight too"
     if sync == "rows" and layer.calls != 1:
@@ -27,11 +31,15 @@ def why_not(layer: LayerFacts, sync: Sync) -> str | None:
 
 
 def require_permitted(
-    layout: Layout, layers: Sequence[LayerFacts], batches: Mapping[str, int]
+    layout: Layout,
+    layers: Sequence[LayerFacts],
+    batches: Mapping[str, int],
+    units: Sequence[Unit] = (),
 ) -> None:
     """Raise BadInput if a model with these layers can't be trained so on these devices.
 
-    `batches` has the samples of a step for each of the plan's devices, by id.
+    `batches` has the samples of a step for each of the plan's devices, by id: those that it
+    computes. `units` are the model's, for pipelines of several stages.
     """
     known = {one.name: one for one in layers if one.parameters}
     if sorted(layout.devices) != sorted(batches):
@@ -39,8 +47,6 @@ def require_permitted(
             f"layout: is of the devices {', '.join(sorted(layout.devices))}; the plan's are "
             f"{', '.join(sorted(batches))}"
         )
-    for pipeline in layout.pipelines:
-        _require_one_stage(pipeline, batches)
     for name, sync in layout.sync.items():
         if name not in known:
             raise BadInput(
@@ -51,6 +57,12 @@ def require_permitted(
             raise BadInput(f"layout: {name} can't be {sync}: {reason}")
         if sync == "average" and layout.average_every is None:
             raise BadInput(f"layout: {name} is averaged, but average_every is not set")
+    if layout.has_stages:
+        require_stages(layout, layers, units, batches)
+    else:
+        for pipeline in layout.pipelines:
+            _require_one_stage(pipeline, batches)
+        _require_recomputed(layout, [one.name for one in layers])
     for name, sync in layout.sync.items():
         if sync == "rows":
             _require_cuts(layout, known[name])
@@ -58,20 +70,69 @@ def require_permitted(
         raise BadInput(f"layout.rows: has {min(extra)!r}, whose sync is not rows")
 
 
+def require_effect(train: TrainSpec, layout: Layout, batches: Sequence[int]) -> None:
+    """Raise BadInput if something that the job fixes changes nothing in the layout of its plan.
+
+    `batches` are the devices' samples of a step.
+    """
+    spec = train.layout
+    if not isinstance(spec, LayoutSpec):
+        return
+    if train.averages == "mixed" and train.dense and train.dense not in layout.sync.values():
+        raise BadInput(
+            f"train.layout.dense: got {train.dense!r}; allowed: auto or sum: all layers that "
+            f"permit {train.dense} are averaged by mixed"
+        )
+    if spec.local_batch is not None and spec.local_batch > max(batches):
+        raise BadInput(
+            f"train.layout.local_batch: got {spec.local_batch}; allowed: 1 to {max(batches)}, the "
+            "largest part of a device in the global batch"
+        )
+
+
+def overrides(layout: Layout | None, train: TrainSpec) -> bool:
+    """Whether a given plan's layout is another than the job asks for. None: of one device."""
+    wanted = train.layout
+    name = DATA_PARALLEL if layout is None else layout.name
+    ways = set() if layout is None else set(layout.sync.values())
+    if train.pipeline is not None or train.averages is not None:
+        return _others(layout, wanted) or name != (train.averages or "pipeline")
+    if train.dense is not None:
+        return _others(layout, wanted) or ways != {train.dense}
+    if wanted == "hybrid":
+        return name != "hybrid"
+    summed = wanted == DATA_PARALLEL or (isinstance(wanted, LayoutSpec) and wanted.dense == "sum")
+    return _others(layout, wanted) or (summed and name != DATA_PARALLEL)
+
+
+def _others(layout: Layout | None, wanted: LayoutSpec | str) -> bool:
+    """Whether a field that the job sets has another value in the layout."""
+    if layout is None or not isinstance(wanted, LayoutSpec):
+        return False
+    names = {"chunk_bytes", "factor_type", "average_every", "local_batch", "outer"}
+    given = {name: getattr(wanted, name) for name in names & wanted.model_fields_set}
+    return any(one not in (None, getattr(layout, name)) for name, one in given.items())
+
+
+def require_trained(plan: Plan) -> None:
+    """Raise BadInput if ranks can't train by a plan: no device, or a layout of no use for them."""
+    if not plan.devices:
+        raise BadInput("plan: has no device; allowed: one or more")
+    if plan.layout is not None:
+        batches = {device.id: device.batch_size for device in plan.devices}
+        require_permitted(plan.layout, plan.layers, batches, plan.units)
+    elif (name := plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
+        raise BadInput(
+            f"plan.strategy: got {name!r}, without a layout; trainwright can only train plans "
+            f"with a layout, and {DATA_PARALLEL} ones"
+        )
+
+
 def _require_one_stage(pipeline: Pipeline, batches: Mapping[str, int]) -> None:
-    """A pipeline must be one device with its batch, without recomputing."""
+    """A pipeline must be one device with its batch."""
     if len(pipeline.stages) != 1:
-        devices = ", ".join(stage.device for stage in pipeline.stages) or "no device"
-        raise BadInput(
-            f"layout.pipelines: {devices}: got {len(pipeline.stages)} stages; allowed: 1; "
-            "pipelines of several stages can't be trained yet"
-        )
+        raise BadInput("layout.pipelines: got a pipeline without stages; allowed: 1 or more")
     (stage,) = pipeline.stages
-    if stage.recompute:
-        raise BadInput(
-            f"layout.pipelines: {stage.device}: recompute: got {_some(stage.recompute)}; allowed: "
-            "no layer; a forward pass can't be done again yet"
-        )
     samples = sum(pipeline.micro_batches)
     if samples != (batch := batches[stage.device]) or any(
         one < 0 for one in pipeline.micro_batches
@@ -80,6 +141,21 @@ def _require_one_stage(pipeline: Pipeline, batches: Mapping[str, int]) -> None:
             f"layout.pipelines: {stage.device}: the micro-batches {pipeline.micro_batches} have "
             f"{samples} samples; its batch in the plan has {batch}"
         )
+
+
+def _require_recomputed(layout: Layout, layers: Sequence[str]) -> None:
+    """A layer that sends in its passes can't be recomputed: it would send again."""
+    apart = [name for name, sync in layout.sync.items() if sync in _DENSE_ONLY]
+    for pipeline in layout.pipelines:
+        for stage in pipeline.stages:
+            for module in stage.recompute:
+                again = covered([module], layers)
+                inside = [one for one in apart if one in again]
+                if inside:
+                    raise BadInput(
+                        f"layout.pipelines: {stage.device}: recompute: got {module}; allowed: a "
+                        f"module without layers that are factors or rows, as {inside[0]} is"
+                    )
 
 
 def _require_cuts(layout: Layout, layer: LayerFacts) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainwright.tasks.allocate.layouts.averages import averaged
+from trainwright.tasks.allocate.layouts.averages import AverageTimes, averaged
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, SimulatedLayout
 from trainwright.tasks.allocate.layouts.layer_groups import layer_groups
 from trainwright.tasks.allocate.layouts.memory import Shortage
@@ -53,6 +53,8 @@ class LaidOut:
     """why each layer has its sync, if layouts were compared"""
     needs: Mapping[str, float] = field(default_factory=dict)
     """peak memory of each device in bytes, by id; empty: that of data parallel"""
+    compute_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds of a step that each device computes, by id; empty: those for its share"""
 
 
 def laid_out(
@@ -87,13 +89,17 @@ def laid_out(
             _wanted(choice, wanted, spec) if averages is None else averaged(result, choice, spec)
         )
         chosen, rule = _candidate(choice, result, asked), _GIVEN
+        if averages is not None and not choice.is_compared:
+            rule += f"; compared with data parallel only: {choice.why_not_compared}"
     else:
         chosen, rule = _least(everything, goal, limits)
         rule += _not_permitted(choice)
     layout = chosen.configuration.layout
     assert layout is not None
+    if given and isinstance(wanted, str) and layout.name != wanted:
+        rule = f"{wanted}, {_GIVEN}, of the layers that permit it, so the whole is {layout.name}"
     others = [one for one in everything if one.configuration.layout != layout]
-    groups = layer_groups(layout, choice.layers, given=given)
+    groups = layer_groups(layout, choice.layers, _times(result), given=given)
     if spec.chunk_bytes is None and not layout.averages:
         best = _configured(result, base, choice.with_best_chunks(layout))
         chosen = replace(chosen, configuration=best)
@@ -133,12 +139,19 @@ def _not_permitted(choice: LayoutChoice) -> str:
     )
 
 
-def _words(choice: LayoutChoice, one: SimulatedLayout) -> str:
-    sent = max(one.step.sent_bytes)
-    return in_words(one.layout, choice.layers, sent, max(choice.with_syncs({}).step.sent_bytes))
+def _words(choice: LayoutChoice, result: Configuration, one: SimulatedLayout) -> str:
+    sent, summed = (max(each.step.sent_bytes) for each in (one, choice.with_syncs({})))
+    every = one.layout.average_every
+    averages = _times(result).in_words(every) if every is not None else ""
+    return in_words(one.layout, choice.layers, sent, summed, averages)
 
 
-LEAST_GAIN = 0.1
+def _times(result: Configuration) -> AverageTimes:
+    model = result.topology.model
+    return AverageTimes.of(model.job.train, model.data.train_rows, result.batch)
+
+
+LEAST_GAIN = 0.05
 """A layout other than data parallel must be better by this share: predictions are not exact."""
 
 
@@ -198,19 +211,19 @@ def _candidate(
     choice: LayoutChoice, result: Configuration, one: SimulatedLayout
 ) -> LayoutCandidate:
     configured = _configured(result, choice.with_syncs({}), one)
-    return LayoutCandidate(configured, _words(choice, one), one.shortage)
+    return LayoutCandidate(configured, _words(choice, result, one), one.shortage)
 
 
 def _configured(
     result: Configuration, base: SimulatedLayout, one: SimulatedLayout
 ) -> Configuration:
-    """The configuration with a layout, its cost in proportion to data parallel's simulated step.
+    """The configuration with a layout and its simulated step; intervals keep their proportions.
 
-    A step is not shorter than its computing, nor than its sums.
+    `base` is data parallel's. A step is not shorter than its computing, nor than its sums.
     """
     model = result.topology.model
-    ratio = one.step.step_s / base.step.step_s if base.step.step_s > 0 else 1.0
-    ratio = max(ratio, _least_s(result, one) / result.cost.step_s.median)
+    loop_s = max(_loops_s(result))
+    ratio = max(one.step.step_s + loop_s, _least_s(result, one)) / result.cost.step_s.median
     kinds = [model.kind(device) for device, _ in result.devices()]
     work_j = sum(
         kind.extra_w * (after - before)
@@ -222,25 +235,26 @@ def _configured(
     ranks = [(share.kind, share.ranks) for share in result.shares]
     waiting = model.ranks_cost(ranks, _NO_COLLECTIVES, result.batch, result.accumulation)
     step_s = Triple(*(ratio * value for value in result.cost.step_s))
-    cost = (
-        result.cost
-        if one.layout == base.layout
-        else result.cost.with_steps(model.steps(result.batch), step_s, waiting, work_j)
-    )
+    cost = result.cost.with_steps(model.steps(result.batch), step_s, waiting, work_j)
     return replace(result, cost=cost, strategy=one.layout.name, layout=one.layout)
 
 
 def _least_s(result: Configuration, one: SimulatedLayout) -> float:
     """Seconds that no step is below: computing and the last sum, or all sums, by `plan.cost`."""
     topology, layers = result.topology, result.topology.model.estimate.layers
-    loops = [
-        topology.model.kind(device).curve.loop_part_s(batch, result.accumulation) or 0.0
-        for device, batch in result.devices()
-    ]
-    slowest_s = max(map(sum, zip(one.step.compute_s(), loops, strict=True)))
+    slowest_s = max(map(sum, zip(one.step.compute_s(), _loops_s(result), strict=True)))
     whole = sum(layer.parameter_bytes for layer in layers)
     summed = sum(layer.parameter_bytes for layer in layers if one.layout.how(layer.name) == "sum")
     sent = topology.model.estimate.gradient_bytes * (summed / whole if whole else 1.0)
     times, ring = topology.collectives.time, result.placement.ring
     last_s = times(ring, min(1.0, sent)).tail.median
     return max(slowest_s + last_s, times(ring, sent).total.median)
+
+
+def _loops_s(result: Configuration) -> list[float]:
+    """What the training loop adds to a step on each device, in seconds."""
+    kind = result.topology.model.kind
+    return [
+        kind(device).curve.loop_part_s(batch, result.accumulation) or 0.0
+        for device, batch in result.devices()
+    ]

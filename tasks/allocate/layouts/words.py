@@ -20,11 +20,16 @@ _MOST_NAMED = 4
 
 
 def in_words(
-    layout: Layout, layers: Sequence[LayerFacts], sent_bytes: float, summed_bytes: float
+    layout: Layout,
+    layers: Sequence[LayerFacts],
+    sent_bytes: float,
+    summed_bytes: float,
+    averaged: str = "",
 ) -> str:
     """What is done with which layers, and how the bytes compare with those of data parallel.
 
-    Bytes are what a device sends in a step; `summed_bytes` are those of data parallel.
+    Bytes are what a device sends in a step; `summed_bytes` are those of data parallel. `averaged`
+    says how often parameters are averaged, if some are.
     """
     count = len(layout.pipelines)
     where = f"on {count} devices" if count > 1 else "on one device"
@@ -34,7 +39,7 @@ def in_words(
             by_way.setdefault(layout.how(one.name), []).append(one)
     if set(by_way) <= {"sum"}:
         return f"{ALL_SUMMED} {where}"
-    parts = [f"{_layers(some, by_way)} {_way(layout, way)}" for way, some in by_way.items()]
+    parts = [f"{_layers(some, by_way)} {_way(way, averaged)}" for way, some in by_way.items()]
     parts[0] += f" {where}"
     fewer = ""
     if sent_bytes > 0 and summed_bytes > 0:
@@ -57,11 +62,8 @@ def layers_text(group: LayerGroup) -> str:
     return f"{names} ({kinds})"
 
 
-def _way(layout: Layout, way: Sync) -> str:
-    often = layout.average_every
-    if way != "average" or often is None:
-        return SYNC_WORDS[way]
-    return f"averaged every {often} steps" if often > 1 else "averaged after each step"
+def _way(way: Sync, averaged: str) -> str:
+    return f"{SYNC_WORDS[way]} {averaged}".rstrip() if way == "average" else SYNC_WORDS[way]
 
 
 def _local_steps(layout: Layout) -> str:

@@ -21,6 +21,7 @@ from trainwright.estimator.predict.communication import (
 )
 from trainwright.tasks.allocate.plan.confidence import Triple
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
+from trainwright.tasks.allocate.plan.overlap import overlap_of
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 
 INNER = (0.5e9, 0.3e-3)
@@ -67,6 +68,8 @@ class CollectiveModel:
         inner: Sequence[tuple[float, float]],
     ) -> None:
         self._estimate = estimate
+        self.overlap = overlap_of(estimate.layers, estimate.curves)
+        """the share of a rank's time that sums of gradients may overlap"""
         self._network, self._inner = _fastest(networks), _fastest(inner)
         self.lower_bounds: dict[object, Any] = {}
         """cache for `search.collective_bound`, which needs the same times in each search"""
@@ -83,6 +86,7 @@ class CollectiveModel:
         return CollectiveTime(
             self._all_reduces(size + FIGURES_BYTES, buckets + 1, ring),
             self._all_reduces(last + FIGURES_BYTES, 2, ring),
+            self.overlap,
         )
 
     def _all_reduces(self, size: float, pieces: int, ring: RingShape) -> Triple:

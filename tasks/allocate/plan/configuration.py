@@ -82,6 +82,8 @@ class Configuration:
     strategy: str = "data-parallel"
     layout: Layout | None = None
     """None: data parallel"""
+    placed: tuple[tuple[Device, int], ...] | None = None
+    """devices with their samples, in the order of the layout; None: as the placement says"""
 
     @property
     def size(self) -> int:
@@ -113,7 +115,9 @@ class Configuration:
         return over if over > TOLERANCE else 0.0
 
     def devices(self) -> list[tuple[Device, int]]:
-        """Devices and their shares, in the order of the pool."""
+        """Devices and their shares, in the order of the pool or of the layout's stages."""
+        if self.placed is not None:
+            return list(self.placed)
         batches: dict[int, Iterator[int]] = {}
         for kind in {share.kind.index for share in self.shares}:
             mine = [share for share in self.shares if share.kind.index == kind]

@@ -4,13 +4,14 @@ With t_r the time of rank r for its share of a global batch B, C the time of all
 after another, A the micro-batches of a step, and S the number of steps:
 
     T         = max_r t_r
-    step      = T + max(C', C − BACKWARD · T / A)
+    step      = T + max(C', C − o · T / A)
     duration  = S · step + start
     energy    = S · Σ_r ((load_r − idle_r) · t_r + idle_r · step) + start · Σ_r idle_r
     cost      = Σ_r price_r · duration + price of energy · energy
 
-Gradients are summed during the slowest rank's backward pass. C' is the time after it: the last
-bucket, and the all-reduce of the step's metrics. A leased device draws its load power while it
+Gradients are summed during the slowest rank's backward pass, of which a share remains when the
+first bucket of them is complete: o of the step's work (`overlap`). C' is the time after it: the
+last bucket, and the all-reduce of the step's metrics. A leased device draws its load power while it
 computes, and its idle power while it waits.
 
 The same formulas give every quantile. At z standard deviations, in units of those of the 90 %
@@ -27,13 +28,14 @@ then that of one micro-batch, plus the gradients, which are kept between micro-b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from trainwright.tasks.allocate.plan.confidence import Triple, relative_deviations
 from trainwright.tasks.allocate.plan.kinds import Kind, Share, check_curve
+from trainwright.tasks.allocate.plan.overlap import BACKWARD
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import NotExceeded, Prediction
@@ -41,8 +43,6 @@ from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.spec.windows import seconds_left
 
-BACKWARD = 2 / 3
-"""The backward pass, as a share of a step's work: twice the arithmetic of the forward pass."""
 START_S = Triple(median=6.0, low=3.0, high=20.0)
 """Starting processes and reading data: a prior."""
 _ENDS = (0.0, -1.0, 1.0)
@@ -88,15 +88,17 @@ class CollectiveTime(NamedTuple):
 
     total: Triple
     tail: Triple
+    overlap: float = BACKWARD
+    """The share of the slowest rank's time that they may overlap, at the median."""
 
     def at(self, z: float) -> Collectives:
         """The quantile at z."""
-        return Collectives(self.total.at(z), self.tail.at(z), overlap_at(z))
+        return Collectives(self.total.at(z), self.tail.at(z), overlap_at(z, self.overlap))
 
 
-def overlap_at(z: float) -> float:
+def overlap_at(z: float, overlap: float) -> float:
     """The share of the slowest rank's time that collectives may overlap, at z."""
-    return BACKWARD * min(1.0, max(0.0, 1 - z))
+    return overlap * min(1.0, max(0.0, 1 - z))
 
 
 class Cost(NamedTuple):
@@ -216,7 +218,8 @@ class RanksCost:
 class CostModel:
     """The cost of a job's configurations on the devices of a pool.
 
-    `now` (UTC) is the plan's start, for the hosts' windows; None ignores the windows.
+    `now` (UTC) is the plan's start, for the hosts' windows; None ignores the windows. `slower`: by
+    id, devices that take so many times as long as the estimate says.
     """
 
     def __init__(
@@ -226,8 +229,10 @@ class CostModel:
         estimate: Estimate,
         data: DataSchema,
         now: datetime | None = None,
+        slower: Mapping[str, float] | None = None,
     ) -> None:
         self.job, self.pool, self.estimate, self.data, self._now = job, pool, estimate, data, now
+        self._slower = slower or {}
         self.z = relative_deviations(job.objective.confidence)
         """The job's confidence in standard deviations, in units of the 90 % interval's."""
         self.energy_price_per_j = pool.prices["energy"] / 3.6e6 if "energy" in pool.prices else None
@@ -237,13 +242,19 @@ class CostModel:
 
     def with_estimate(self, estimate: Estimate) -> CostModel:
         """The same, by another estimate."""
-        return CostModel(self.job, self.pool, estimate, self.data, self._now)
+        return CostModel(self.job, self.pool, estimate, self.data, self._now, self._slower)
+
+    def with_pool(self, pool: Pool) -> CostModel:
+        """The same in another pool."""
+        return CostModel(self.job, pool, self.estimate, self.data, self._now, self._slower)
 
     def kind(self, device: Device) -> Kind:
         """The device's kind. Raises BadInput if its curve or its powers are impossible."""
-        key = (device.variant, self._windows.get(device.host, math.inf))
+        factor = self._slower.get(device.id, 1.0)
+        key = (device.variant, self._windows.get(device.host, math.inf), factor)
         if key not in self._kinds:
             curve = self.estimate.curve(device)
+            curve = curve if factor == 1 else curve.slowed(factor)
             check_curve(curve)
             price = self.pool.prices.get(device.type) if self._rented else 0.0
             self._kinds[key] = Kind(

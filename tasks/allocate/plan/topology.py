@@ -162,6 +162,10 @@ def machine_of(device: Device) -> str:
     return THIS_MACHINE if device.local else device.address
 
 
+PAYLOAD = 1448 / 1538
+"""The share of a network's bandwidth that data gets: TCP in Ethernet frames, with their gaps."""
+
+
 def links_of(pool: Pool) -> dict[str, Links]:
     """The links between and inside machines, by machine: the slowest of its hosts'."""
     networks, found = pool.networks(), dict[str, Links]()
@@ -172,9 +176,23 @@ def links_of(pool: Pool) -> dict[str, Links]:
             host.inner.bandwidth or max(INNER[0], network.bandwidth),
             host.inner.latency or min(INNER[1], network.latency),
         )
-        one = ((network.bandwidth, network.latency), inner)
+        one = ((PAYLOAD * network.bandwidth, network.latency), inner)
         found[name] = tuple(map(_slower, found[name], one)) if name in found else one  # type: ignore[assignment]
     return found
+
+
+def with_bandwidth(pool: Pool, factor: float) -> Pool:
+    """The pool with so many times the bandwidth between hosts, and the same inside them."""
+    networks, hosts = pool.networks(), []
+    for host in pool.hosts:
+        own = networks[host.name].bandwidth
+        inner = host.inner.bandwidth or max(INNER[0], own)
+        changed = {
+            "network": host.network.model_copy(update={"bandwidth": factor * own}),
+            "inner": host.inner.model_copy(update={"bandwidth": inner}),
+        }
+        hosts.append(host.model_copy(update=changed))
+    return pool.model_copy(update={"hosts": hosts})
 
 
 def _slower(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

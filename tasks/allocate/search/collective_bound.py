@@ -226,9 +226,10 @@ class CollectiveBound:
 
     def _named(self, ends: Any) -> LeastCollectives:
         median, tail, upper, upper_tail = (float(one) for one in ends)
+        overlap = self.topology.collectives.overlap
         return LeastCollectives(
-            Collectives(median, tail, overlap_at(0.0)),
-            Collectives(upper, upper_tail, overlap_at(self._z)),
+            Collectives(median, tail, overlap_at(0.0, overlap)),
+            Collectives(upper, upper_tail, overlap_at(self._z, overlap)),
         )
 
 

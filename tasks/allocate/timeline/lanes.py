@@ -1,25 +1,32 @@
 """The bars of a rank's two lanes: what it computes or waits for, and what is on the wire.
 
-Actions that would be too thin to see are joined with their neighbours to one bar.
+Actions that would be too thin to see are joined with their neighbours to one bar. A stage of a
+pipeline has a bar for each pass over a micro-batch.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.layouts.actions import COMPUTE, TRANSFERS, Action
-from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, Span
-from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
+from trainwright.tasks.allocate.actions.action import COMPUTE, MESSAGES, TRANSFERS, Action
+from trainwright.tasks.allocate.actions.step_simulator import SimulatedStep, Span
+from trainwright.tasks.allocate.actions.transfer_sizes import TransferSizes
+from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
 from trainwright.tasks.units import plain, size
 
 MOST_RANKS = 16
 WAIT = "wait"
+BACKWARD = "backward"
+"""of a stage: gradients of inputs and weights in one pass"""
 WORDS: dict[str, str] = {
     "forward": "forward",
     "input-gradient": "input gradient",
     "weight-gradient": "weight gradient",
+    BACKWARD: "gradients of inputs and weights",
+    "recompute": "forward pass again",
     "update": "update of parameters",
     WAIT: "wait",
     "sum": "sum of gradients",
@@ -28,6 +35,7 @@ WORDS: dict[str, str] = {
     "scatter-sum": "scatter-sum",
     "average": "average of parameters",
     "agree": "sum of the step's figures",
+    "send": "message to another stage",
 }
 """Kinds of actions, for people."""
 _MOST_NAMED = 3
@@ -64,6 +72,8 @@ def shown_ranks(step: SimulatedStep) -> list[int]:
 def compute_lane(step: SimulatedStep, rank: int, least_s: float) -> list[Bar]:
     """What a rank computes, and when it waits. Bars shorter than `least_s` are joined."""
     spans = [one for one in step.spans(rank) if not one.action.started]
+    if any(one.action.kind in MESSAGES for one in step.spans(rank)):
+        return list(_joined(_passes(spans), least_s))
     return list(_joined((_bar(one, _kind(one)) for one in spans), least_s))
 
 
@@ -74,12 +84,52 @@ def transfer_lane(
     bars: dict[str, Bar] = {}
     for one in step.spans(rank):
         action = one.action
-        if action.kind in TRANSFERS and action.name not in bars:
+        is_transfer = action.kind in TRANSFERS or action.kind == "send"
+        if is_transfer and action.name not in bars:
             begin, end = step.on_wire[action.name]
             sent = float(sizes.of(action).sent_bytes(len(step.sent_bytes))[rank])
             bars[action.name] = _bar(Span(action, begin, end), action.kind, sent)
     ordered = sorted(bars.values(), key=lambda bar: (bar.begin_s, bar.end_s))
     return list(_joined(ordered, least_s))
+
+
+def measured_lane(measured: StepByKind, least_s: float) -> list[Bar]:
+    """A stage's passes in a measured step, and its waits for messages between them."""
+    bars, at_s = list[Bar](), 0.0
+    for one in measured.passes:
+        number, when = one.micro_batch + 1, _when(one.begin_s, one.end_s)
+        if one.begin_s > at_s and bars:
+            title = f"measured: wait, {_when(at_s, one.begin_s)}"
+            bars.append(Bar(WAIT, at_s, one.begin_s, (), "", title))
+        title = f"measured: micro-batch {number}: {WORDS[one.kind]}, {when}"
+        bars.append(Bar(one.kind, one.begin_s, one.end_s, (), str(number), title))
+        at_s = one.end_s
+    return list(_joined(bars, least_s))
+
+
+def _passes(spans: Sequence[Span]) -> Iterator[Bar]:
+    """A bar for each pass over a micro-batch, and for whatever else a stage does."""
+    for key, some in itertools.groupby(spans, _pass_of):
+        own = list(some)
+        if key is None:
+            yield from (_bar(one, _kind(one)) for one in own)
+            continue
+        kinds = dict.fromkeys(one.action.kind for one in own)
+        both = {"input-gradient", "weight-gradient"} <= kinds.keys()
+        kind = BACKWARD if both else next(reversed(kinds))
+        begin_s, end_s = own[0].begin_s, own[-1].end_s
+        layers = tuple(dict.fromkeys(one.action.layer for one in own))
+        number = own[0].action.micro_batch + 1
+        title = f"micro-batch {number}: {WORDS[kind]} of {_some(layers)}, {_when(begin_s, end_s)}"
+        yield Bar(kind, begin_s, end_s, layers, str(number), title)
+
+
+def _pass_of(span: Span) -> tuple[str, int] | None:
+    """The same for all of a pass; None if it is of no pass, or late."""
+    action = span.action
+    if action.kind not in COMPUTE or action.kind == "update" or action.joint:
+        return None
+    return "forward" if action.kind == "forward" else BACKWARD, action.micro_batch
 
 
 def _kind(span: Span) -> str:
@@ -95,7 +145,8 @@ def _bar(span: Span, kind: str, sent_bytes: float | None = None) -> Bar:
         what = f"{_transfer(action)}, {size(sent_bytes)} sent"
     layers = action.chunk.layers if action.chunk is not None else (action.layer,)
     layers = tuple(one for one in layers if one)
-    part = f", micro-batch {action.micro_batch + 1}" if action.micro_batch else ""
+    counted = action.micro_batch and action.kind not in MESSAGES
+    part = f", micro-batch {action.micro_batch + 1}" if counted else ""
     title = (
         f"{_some(layers)}{': ' if layers else ''}{what}{part}, {_when(span.begin_s, span.end_s)}"
     )
@@ -105,6 +156,8 @@ def _bar(span: Span, kind: str, sent_bytes: float | None = None) -> Bar:
 
 def _transfer(action: Action) -> str:
     """A transfer in words, such as `gather of factors`."""
+    if action.kind in MESSAGES:
+        return f"{_first_word(action)} of micro-batch {action.micro_batch + 1}"
     if action.chunk is not None or action.kind == "agree":
         return WORDS.get(_first_word(action), _first_word(action))
     what = action.name.partition(f" {action.layer}")[0]

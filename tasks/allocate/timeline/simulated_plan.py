@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainwright.tasks.allocate.actions.network import RankNetwork
+from trainwright.tasks.allocate.actions.step_simulator import SimulatedStep, StepSimulator
+from trainwright.tasks.allocate.actions.transfer_sizes import TransferSizes
 from trainwright.tasks.allocate.layouts.choose import micro_batches, tops
-from trainwright.tasks.allocate.layouts.network import RankNetwork
-from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
-from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
+from trainwright.tasks.allocate.recompute.recomputing_curves import with_time
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
@@ -22,6 +23,8 @@ class SimulatedPlan:
     layout: Layout
     step: SimulatedStep
     sizes: TransferSizes
+    memory_bytes: tuple[float | None, ...] = ()
+    """of each rank's device; None: not known"""
 
 
 def simulated_plan(plan: Plan, estimate: Estimate) -> SimulatedPlan:
@@ -40,8 +43,15 @@ def simulated_plan(plan: Plan, estimate: Estimate) -> SimulatedPlan:
         )
     layout = plan.layout or _data_parallel(plan, tops(layers))
     network = RankNetwork.of(plan.devices, plan.links)
-    step = StepSimulator(layers, known, network)(layout)
-    return SimulatedPlan(plan, layout, step, TransferSizes(layout, layers))
+    units = plan.units or estimate.units
+    # Stages have actions for it.
+    as_planned = [
+        curve if layout.has_stages else with_time(curve, layout.recomputed(device.id))
+        for curve, device in zip(known, plan.devices, strict=True)
+    ]
+    step = StepSimulator(layers, as_planned, network, units, estimate.pass_cost)(layout)
+    memory = tuple(curve.memory_limit_bytes for curve in known)
+    return SimulatedPlan(plan, layout, step, TransferSizes(layout, layers, units), memory)
 
 
 def _data_parallel(plan: Plan, layers: list[str]) -> Layout:

@@ -1,6 +1,7 @@
 """Draws the timeline of a planned step as SVG: ranks down, milliseconds to the right.
 
-Each rank has a lane for what it computes and, below it, a lower one for what is on the wire.
+Each rank has a lane for what it computes and, below it, a lower one for what is on the wire. A
+stage of a pipeline that was trained has a third one, for the passes of a measured step.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from trainwright.tasks.allocate.timeline.lanes import (
+    BACKWARD,
     MOST_RANKS,
     WAIT,
     WORDS,
     Bar,
     compute_lane,
+    measured_lane,
     shown_ranks,
     transfer_lane,
 )
+from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import SimulatedPlan
 from trainwright.tasks.plots.plot_axis import Axis
 from trainwright.tasks.plots.plot_shapes import CHARACTER, GRID, INK, Drawing, line, svg, text
@@ -25,8 +29,8 @@ from trainwright.tasks.units import plain, seconds, size
 
 WIDTH = 1080
 _LEFT, _RIGHT = 176, 150
-_COMPUTE, _TRANSFER, _GAP = 20, 13, 13
-"""Heights of the lanes, and the space below a rank."""
+_COMPUTE, _TRANSFER, _GAP, _MEASURED = 20, 13, 13, 20
+"""Heights of the lanes, the space below a rank, and that for the lane of a measured step."""
 _LEAST = 2.5
 """Pixels: shorter actions are joined with their neighbours."""
 _SOFT = "#5b6875"
@@ -34,6 +38,8 @@ _COLOURS = {
     "forward": "#6baed6",
     "input-gradient": "#fdae6b",
     "weight-gradient": "#e6550d",
+    BACKWARD: "#f16913",
+    "recompute": "#c6dbef",
     "update": "#756bb1",
     WAIT: "#eceff2",
     "sum": "#31a354",
@@ -42,45 +48,56 @@ _COLOURS = {
     "scatter-sum": "#dd1c77",
     "average": "#b7950b",
     "agree": "#636363",
+    "send": "#08519c",
 }
 _OTHER = "#969696"
-_DARK = ("weight-gradient", "update", "sum", "scatter-sum", "average", "agree")
+_DARK = (BACKWARD, "weight-gradient", "update", "sum", "scatter-sum", "average", "agree")
 """Bars whose labels are white."""
 
 
-def timeline(simulated: SimulatedPlan) -> Drawing:
-    """The timeline of a planned step."""
-    step = simulated.step
+def timeline(simulated: SimulatedPlan, measured: MeasuredStep | None = None) -> Drawing:
+    """The timeline of a planned step, and beside it that of a measured step if there is one."""
+    import numpy as np
+
+    step, known = simulated.step, measured or MeasuredStep()
     ranks = shown_ranks(step)
-    step_ms = 1e3 * step.step_s
-    axis = Axis(0.0, max(step_ms, 1e-6), _LEFT, WIDTH - _RIGHT, log=False)
-    least_s = step.step_s * _LEAST / (WIDTH - _RIGHT - _LEFT)
+    last_s = max((float(np.nanmax(ends)) for _, _, ends in step.events), default=0.0)
+    shown_s = max(step.step_s, last_s, known.step_s)
+    axis = Axis(0.0, max(1e3 * shown_s, 1e-6), _LEFT, WIDTH - _RIGHT, log=False)
+    least_s = shown_s * _LEAST / (WIDTH - _RIGHT - _LEFT)
     lanes = [
-        (compute_lane(step, rank, least_s), transfer_lane(step, simulated.sizes, rank, least_s))
+        (
+            compute_lane(step, rank, least_s),
+            transfer_lane(step, simulated.sizes, rank, least_s),
+            measured_lane(found, least_s)
+            if (found := known.of_device(simulated.plan.devices[rank].id))
+            else [],
+        )
         for rank in ranks
     ]
-    head, top = _head(simulated, ranks)
+    head, top = _head(simulated, known, ranks)
     top += 34
-    bottom = top + len(ranks) * (_COMPUTE + _TRANSFER + _GAP)
+    each = _COMPUTE + _TRANSFER + _GAP + (_MEASURED if known.step_s else 0)
+    bottom = top + len(ranks) * each
     rows = [
         part
-        for place, (rank, (compute, transfers)) in enumerate(zip(ranks, lanes, strict=True))
-        for part in _rank(
-            simulated, rank, compute, transfers, axis, top + place * (_COMPUTE + _TRANSFER + _GAP)
-        )
+        for place, (rank, own) in enumerate(zip(ranks, lanes, strict=True))
+        for part in _rank(simulated, known, rank, own, axis, top + place * each)
     ]
-    kinds = {bar.kind for pair in lanes for lane in pair for bar in lane}
-    legend, height = _legend(kinds, bottom + 52)
+    kinds = {bar.kind for own in lanes for lane in own for bar in lane}
+    legend, height = _legend(kinds, bottom + 52, measured=known.step_s > 0)
     parts = [*head, *_axis(axis, top, bottom), *rows, *legend]
     return Drawing("".join(parts), WIDTH, height)
 
 
-def timeline_svg(simulated: SimulatedPlan) -> str:
+def timeline_svg(simulated: SimulatedPlan, measured: MeasuredStep | None = None) -> str:
     """The timeline as a picture of its own."""
-    return svg(timeline(simulated))
+    return svg(timeline(simulated, measured))
 
 
-def _head(simulated: SimulatedPlan, ranks: Sequence[int]) -> tuple[list[str], int]:
+def _head(
+    simulated: SimulatedPlan, measured: MeasuredStep, ranks: Sequence[int]
+) -> tuple[list[str], int]:
     """The title and what is shown, as SVG, and the height below them."""
     plan, count = simulated.plan, len(simulated.plan.devices)
     often = simulated.layout.average_every if simulated.layout.averages else None
@@ -92,6 +109,15 @@ def _head(simulated: SimulatedPlan, ranks: Sequence[int]) -> tuple[list[str], in
             f"({seconds(one.low)} to {seconds(one.high)})"
             + (" as the mean of all steps." if often else ".")
         ]
+    if simulated.layout.has_stages and simulated.step.step_s:
+        step = simulated.step
+        idle = 1 - sum(step.compute_s()) / (len(step.sent_bytes) * step.step_s)
+        words.append(f"Devices wait for {plain(100 * idle, 2)} % of it.")
+    if measured.step_s:
+        words.append(
+            f"Measured: the passes of a step end after {seconds(measured.step_s)}; devices wait "
+            f"for {plain(100 * measured.bubble, 2)} % of that."
+        )
     if often:
         words.append(f"This step ends with an average of parameters, as one in {often} does.")
     if plan.layout_in_words:
@@ -119,13 +145,14 @@ def _axis(axis: Axis, top: int, bottom: int) -> Iterator[str]:
 
 def _rank(
     simulated: SimulatedPlan,
+    measured: MeasuredStep,
     rank: int,
-    compute: Sequence[Bar],
-    transfers: Sequence[Bar],
+    lanes: tuple[list[Bar], list[Bar], list[Bar]],
     axis: Axis,
     top: int,
 ) -> Iterator[str]:
     """A rank's name, lanes and sums."""
+    compute, transfers, passes = lanes
     device, spent = simulated.plan.devices[rank], simulated.step.seconds(rank)
     name = _cut(f"{rank}: {device.id}", _LEFT - 20)
     yield f"<g><title>{escape(_about(simulated, rank))}</title>"
@@ -133,10 +160,35 @@ def _rank(
     yield text(12, top + 28, f"batch {device.batch_size}", colour=_SOFT) + "</g>"
     yield from _lane(compute, axis, top, _COMPUTE, labels=True)
     yield from _lane(transfers, axis, top + _COMPUTE + 1, _TRANSFER, labels=False)
+    below = top + _COMPUTE + _TRANSFER + 2
+    yield from _lane(passes, axis, below, _MEASURED - 4, labels=False)
     step_s = simulated.step.step_s or 1.0
     x, sent = WIDTH - _RIGHT + 12, simulated.step.sent_bytes[rank]
     yield text(x, top + 13, f"computes {plain(100 * spent['compute'] / step_s, 2)} %")
     yield text(x, top + 28, f"sends {size(sent)}", colour=_SOFT)
+    if simulated.layout.has_stages:
+        yield from _memory(simulated, measured, rank, x, top + 34)
+
+
+def _memory(
+    simulated: SimulatedPlan, measured: MeasuredStep, rank: int, x: int, top: int
+) -> Iterator[str]:
+    """A bar of a device's memory: the planned peak of its stage, and a line at the measured one."""
+    limit = simulated.memory_bytes[rank] if simulated.memory_bytes else None
+    if not limit:
+        return
+    device = simulated.plan.devices[rank]
+    width, need = _RIGHT - 28, device.peak_memory_bytes
+    peak = measured.peak_bytes.get(device.id)
+    title = f"memory: {size(need)} planned of {size(limit)}"
+    title += f", {size(peak)} measured" if peak is not None else ""
+    yield f"<g><title>{escape(title)}</title>"
+    for part, colour in ((1.0, GRID), (min(1.0, need / limit), _COLOURS["forward"])):
+        yield f'<rect x="{x}" y="{top}" width="{width * part:.1f}" height="6" fill="{colour}"/>'
+    if peak is not None:
+        at = x + width * min(1.0, peak / limit)
+        yield line((at, top - 1), (at, top + 7), INK)
+    yield "</g>"
 
 
 def _about(simulated: SimulatedPlan, rank: int) -> str:
@@ -164,7 +216,7 @@ def _lane(bars: Sequence[Bar], axis: Axis, top: int, height: int, *, labels: boo
         yield shape
 
 
-def _legend(kinds: set[str], top: int) -> tuple[list[str], int]:
+def _legend(kinds: set[str], top: int, *, measured: bool) -> tuple[list[str], int]:
     """The kinds that are drawn, in rows, as SVG; and the height below them."""
     parts, x, y = [], 12.0, top
     names = [*(one for one in WORDS if one in kinds), *sorted(kinds - WORDS.keys())]
@@ -185,6 +237,10 @@ def _legend(kinds: set[str], top: int) -> tuple[list[str], int]:
         "Bars too short to see are joined; each says in its title what it is."
     )
     parts.append(text(12, y, about, colour=_SOFT))
+    if measured:
+        y += 16
+        about = "Lowest lane: the passes of a measured step, each rank's by its own clock."
+        parts.append(text(12, y, about, colour=_SOFT))
     return parts, y + 16
 
 

@@ -36,7 +36,20 @@ def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
     """Print a table; `right` are the right-aligned columns."""
-    grid = Table(
+    out.print(grid(title, columns, rows, right=right))
+    out.print()
+
+
+def grid(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    whole: Sequence[int] = (0,),
+) -> Table:
+    """A table; `right` are the right-aligned columns, `whole` those that are never folded."""
+    found = Table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -46,17 +59,16 @@ def table(
         show_header=any(columns),
     )
     for number, column in enumerate(columns):
-        grid.add_column(
+        found.add_column(
             column,
             justify="right" if number in right else "left",
             header_style="dim",
             overflow="fold",
-            no_wrap=number == 0,
+            no_wrap=number in whole,
         )
     for row in rows:
-        grid.add_row(*(escape(cell) for cell in row))
-    out.print(grid)
-    out.print()
+        found.add_row(*(escape(cell) for cell in row))
+    return found
 
 
 def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
@@ -115,10 +127,23 @@ def layers(structure: Structure, depth: int) -> None:
                 f"({structure.optimizer}, {structure.precision})",
             ),
             ("operations in a step", f"{sum(structure.operations.values()):,}"),
+            *([("cuts into stages", words)] if (words := _cut_words(structure)) else []),
             ("read by", structure.method),
             *uncounted,
         ],
     )
+
+
+def _cut_words(structure: Structure) -> str:
+    """At how many places a model can be cut, or why at none; empty: not known."""
+    if structure.not_cut:
+        return f"none: {structure.not_cut}"
+    if not structure.units:
+        return ""
+    crossing = [one.crossing_bytes.per_sample for one in structure.units[:-1]]
+    between = " to ".join(dict.fromkeys(size(one) for one in (min(crossing), max(crossing))))
+    places = "place" if len(crossing) == 1 else "places"
+    return f"{len(crossing)} {places}; {between} per sample cross"
 
 
 @contextlib.contextmanager

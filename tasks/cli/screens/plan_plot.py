@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainwright.estimator.named_file import write_named
 from trainwright.tasks.allocate.plan.device_counts import as_text
+from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline
 from trainwright.tasks.cli.output import check_output
@@ -36,6 +37,7 @@ from trainwright.tasks.plots.plot_shapes import CHARACTER, Drawing, line, svg, t
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import Alternative, FrontPoint, Plan
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.units import plain
 
 _MARK = "time against energy and cost, by trainwright plan"
@@ -60,16 +62,19 @@ def check_plot(path: Path) -> None:
     check_output(path, "--plot", "plot of a plan", lambda content: _MARK.encode() in content)
 
 
-def write_plan(plan: Plan, estimate: Estimate, path: Path) -> str | None:
+def write_plan(
+    plan: Plan, estimate: Estimate, path: Path, result: Result | None = None
+) -> str | None:
     """Draw a plan's front and the timeline of a step into an .svg or .html file.
 
+    `result`: that of the plan's training, with measured passes of a pipeline.
     Returns why there is no timeline, if there is none. Raises BadInput as `check_plot` does, or if
     the file can't be written.
     """
     check_plot(path)
     parts, missing = [front(plan)], None
     try:
-        parts.append(timeline(simulated_plan(plan, estimate)))
+        parts.append(timeline(simulated_plan(plan, estimate), MeasuredStep.of(result)))
     except BadInput as error:
         missing = str(error)
     drawing = _picture(parts)
@@ -84,9 +89,9 @@ def write_plan(plan: Plan, estimate: Estimate, path: Path) -> str | None:
     return missing
 
 
-def draw_plan(plan: Plan, estimate: Estimate, path: Path) -> None:
+def draw_plan(plan: Plan, estimate: Estimate, path: Path, result: Result | None = None) -> None:
     """As `write_plan`; says on stderr where the drawing is, and why there is no timeline."""
-    missing = write_plan(plan, estimate, path)
+    missing = write_plan(plan, estimate, path, result)
     line = f"saved to {path}" + (f"; {missing}" if missing else "")
     console.err.print(line, markup=False, soft_wrap=True)
 
@@ -168,7 +173,10 @@ def _devices(one: FrontPoint | Alternative, plan: Plan) -> str:
     if one.accumulation != plan.accumulation:
         text += f", {one.accumulation} micro-batch{'es' if one.accumulation > 1 else ''}"
     chosen = plan.layout.name if plan.layout is not None else DATA_PARALLEL
-    return text if one.layout == chosen else f"{text}, {one.layout}"
+    names = {point.layout for point in plan.front} | {rival.layout for rival in plan.alternatives}
+    if names <= {chosen}:
+        return text
+    return f"{text}, {one.layout}"
 
 
 def _limits(plan: Plan, name: Quantity) -> list[Limit]:

@@ -21,6 +21,7 @@ from trainwright.tasks.cli.screens.quantities import (
     headed,
     money,
 )
+from trainwright.tasks.cli.screens.search_screen import show_searched
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import (
     Alternative,
@@ -29,16 +30,11 @@ from trainwright.tasks.runs.artefacts.plan import (
     Plan,
     Prediction,
 )
-from trainwright.tasks.units import counted, plain, size
+from trainwright.tasks.units import counted, size
 
 ALTERNATIVES_SHOWN = 6
 _LONG_ID = 26
 _GROUPS_SHOWN = 12
-_BETTER = {
-    "time": ("takes less time", "be up to {} faster"),
-    "energy": ("needs less energy", "need up to {} less energy"),
-    "cost": ("costs less", "cost up to {} less"),
-}
 
 
 def show_plan(plan: Plan) -> None:
@@ -62,7 +58,7 @@ def show_plan(plan: Plan) -> None:
             ],
             plan.currency,
         )
-    _show_searched(plan)
+    show_searched(plan)
 
 
 def _show_devices(plan: Plan) -> None:
@@ -83,7 +79,8 @@ def _show_devices(plan: Plan) -> None:
         for place, one in enumerate(devices)
     ]
     table(
-        f"devices, global batch {plan.global_batch_size}{micro(plan.accumulation)}",
+        f"devices, global batch {plan.global_batch_size}{micro(plan.accumulation)}"
+        f"{_of_stages(plan)}",
         ("device", "batch", *step, memory, "predicted\nby"),
         rows,
         right=(1, 2, 3, 4, 5),
@@ -112,7 +109,7 @@ def _show_layout(plan: Plan) -> None:
     others = _other_layouts(plan)
     if others:
         _show_points(
-            "other layouts on these devices, and why each was rejected",
+            "other layouts, and why each was rejected",
             [medians(one.predicted) for one in others],
             ["" for _ in others],
             [f"{one.layout_in_words}; {one.reason}" for one in others],
@@ -211,10 +208,10 @@ def _show_predicted(plan: Plan) -> None:
         unit, (text,) = column([limit], units)
         if limit is not None or name == "deadline":
             rows.append((f"{name}, {unit}" if limit is not None else name, "", "", "", text))
-    held = f"at most,\n{100 * most.confidence:.4g} % sure" if most is not None else "limit"
+    held = f"upper bound\n({100 * most.confidence:.4g} %)" if most is not None else "limit"
     table(
-        f"predicted, least {plan.objective}",
-        ("", "median", "5 %", "95 %", held),
+        f"predicted (90 % interval), least {plan.objective}",
+        ("", "median", "low", "high", held),
         rows,
         right=(1, 2, 3, 4),
     )
@@ -273,60 +270,6 @@ def _show_batches(plan: Plan) -> None:
     )
 
 
-def _show_searched(plan: Plan) -> None:
-    """Which choices the plan was compared with, and how much better one of them can be."""
-    if (seen := plan.searched) is not None:
-        pieces = seen.most_micro_batches
-        most_micro_batches = f"up to {pieces}" if pieces > 1 else "1"
-        sets = "more than 10^15" if seen.device_sets is None else f"{seen.device_sets:,}"
-        rows = [
-            ("devices", f"{seen.devices:,}, in {sets} different sets"),
-            ("global batches", _numbers(seen.global_batch_sizes)),
-            ("micro-batches", f"{most_micro_batches}; more would be slower"),
-            ("splits", "of the global batch among the devices, in whole samples"),
-            ("layouts", ", ".join(seen.layouts)),
-        ]
-        if seen.without_price:
-            rows.append(("left out", f"{as_text(seen.without_price)}: the pool has no price"))
-        table("searched: every combination that keeps the limits", ("", ""), rows)
-    batch = plan.global_batch_size
-    none_is, another_could = _BETTER[plan.objective]
-    name = plan.layout.name if plan.layout else DATA_PARALLEL
-    kind = "data parallel plan" if name == DATA_PARALLEL else "plan of any layout"
-    if plan.gap == 0:
-        found = f"exact: at a global batch of {batch}, no other {kind} {none_is}"
-    else:
-        found = f"bounded: at a global batch of {batch}, another {kind} could "
-        found += another_could.format(_per_cent(plan.gap))
-    if name == DATA_PARALLEL and plan.layouts_gap is not None:
-        found += f", and one of another layout {_any_layout(plan.layouts_gap, another_could)}"
-    out.print(f"{found}; found in {plan.solve_time_s:.2f} s")
-    if plan.batch_rule:
-        out.print(f"global batch {batch}: {plan.batch_rule}", markup=False)
-    out.print()
-
-
-def _any_layout(gap: float, another_could: str) -> str:
-    return f"could {another_could.format(_per_cent(gap))}" if gap > 0 else "is no better either"
-
-
-def _per_cent(gap: float) -> str:
-    return f"{plain(100 * gap, 2)} %"
-
-
-def _numbers(values: Sequence[int]) -> str:
-    """Numbers in rising order; those that follow each other as a range."""
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return ", ".join(
-        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
-    )
-
-
 def medians(predicted: Prediction | None) -> tuple[float, float | None, float | None]:
     assert predicted is not None
     energy, cost = predicted.energy_j, predicted.cost
@@ -360,6 +303,11 @@ def _laid_out(one: FrontPoint, plan: Plan) -> str:
 
 def micro(accumulation: int) -> str:
     return f" in {accumulation} micro-batches" if accumulation > 1 else ""
+
+
+def _of_stages(plan: Plan) -> str:
+    staged = plan.layout is not None and plan.layout.has_stages
+    return "; a stage computes all samples of its pipeline" if staged else ""
 
 
 def _broken(name: str) -> str:

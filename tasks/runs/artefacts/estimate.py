@@ -8,7 +8,8 @@ from pydantic import Field
 
 from trainwright.estimator.curves import DeviceCurve, Mode
 from trainwright.estimator.predict.communication import Link
-from trainwright.estimator.structure import LayerFacts
+from trainwright.estimator.predict.pass_cost import PRIOR_PASSES, PassCost
+from trainwright.estimator.structure import LayerFacts, RecordedStep, Unit
 from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.spec.pool import Device
 
@@ -26,6 +27,16 @@ class Estimate(Artefact):
         default_factory=list,
         description="the model's layers, in the order of the forward pass; empty: not known",
     )
+    units: list[Unit] = Field(
+        default_factory=list,
+        description="the model's parts between places where it can be cut; empty: it can't be",
+    )
+    not_cut: str = Field(default="", description="why the model can't be cut")
+    step: RecordedStep | None = Field(
+        default=None,
+        description="what each module keeps for the backward pass; None: not known, so plans don't "
+        "recompute",
+    )
     gradient_bytes: float = Field(description="bytes that each step's all-reduce carries")
     calibrations: dict[str, str] = Field(
         default_factory=dict, description="sha256 of the calibration, by device kind"
@@ -34,10 +45,20 @@ class Estimate(Artefact):
         default=None,
         description="measured link between ranks of this machine; None: not needed or not measured",
     )
+    passes: PassCost | None = Field(
+        default=None,
+        description="what passes and messages of pipelines take ranks of this machine; None: not "
+        "measured",
+    )
     cycle_s: float = Field(
         default=0.0,
         description="interval at which the collectives' library starts sums; 0: at once",
     )
+
+    @property
+    def pass_cost(self) -> PassCost:
+        """What passes and messages of pipelines take: as measured, or as assumed."""
+        return self.passes or PRIOR_PASSES
 
     def curve(self, device: Device) -> DeviceCurve:
         """The curve for a device. Raises KeyError if there is none."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from trainwright.estimator.curves import Affine, Interval, LayerCost, Mode
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.energy import PowerDraw
-from trainwright.estimator.structure import LayerFacts
+from trainwright.estimator.structure import LayerFacts, Unit
 from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, LayoutName, Sync
 from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
@@ -21,7 +21,9 @@ class StepShares(Value):
     """What a device does during a step, as shares of the predicted step time; together 1."""
 
     compute: float
-    wait: float = Field(description="for slower devices")
+    wait: float = Field(
+        description="for slower devices; of a stage: for other stages, messages and sums"
+    )
     communicate: float = Field(description="for sums over devices, after the slowest has computed")
 
 
@@ -145,7 +147,8 @@ class SearchedChoices(Value):
     )
     global_batch_sizes: list[int]
     most_micro_batches: int = Field(
-        description="per step, at the plan's global batch; more would be slower"
+        description="of data parallel plans: per step, at the plan's global batch; more would be "
+        "slower"
     )
     layouts: list[str] = Field(description="ways to divide a step among devices")
     without_price: dict[str, int] = Field(
@@ -196,7 +199,12 @@ class Plan(Artefact):
     )
     layers: list[LayerFacts] = Field(
         default_factory=list,
-        description="the model's layers, if the layout treats some of them apart",
+        description="the model's layers, in the order of the forward pass; of data parallel plans "
+        "only their names and parameters; empty: one device, or not known",
+    )
+    units: list[Unit] = Field(
+        default_factory=list,
+        description="the parts between which the model is cut, if the layout has stages",
     )
     emulated_layers: list[LayerCost] = Field(
         default_factory=list,
@@ -233,7 +241,7 @@ class Plan(Artefact):
         default=0.0,
         description="upper bound on how much better another plan of this global batch can be, "
         "relative. For a data parallel plan: another data parallel one, on any devices; for any "
-        "other: every layout that the job permits, on any devices",
+        "other: every layout that the job permits, on any devices; 1: not known",
     )
     layouts_gap: float | None = Field(
         default=None,
@@ -251,6 +259,12 @@ class Plan(Artefact):
     solve_time_s: float = Field(
         description="time until the plan was found, without alternatives and front"
     )
+
+    @property
+    def shares(self) -> list[int]:
+        """Each device's part of the global batch. Of a pipeline's stages, the first one has it."""
+        own = {} if self.layout is None else self.layout.shares
+        return [own.get(device.id, device.batch_size) for device in self.devices]
 
     @property
     def resources(self) -> list[str]:

@@ -14,8 +14,19 @@ ComputeKind = Literal["forward", "backward", "late gradient", "update", "loop"]
 WaitKind = Literal["exchange", "agree", "sum", "gather", "average"]
 """exchange: parts of sharded layers, statistics of batch normalisation. agree: the small sum in
 which the fast ranks wait for the slow. sum: of gradients. gather: of factors."""
+PassKind = Literal["forward", "backward", "input-gradient", "weight-gradient"]
+"""backward: gradients of inputs and weights in one pass."""
 SentKind = Literal["sum", "transfer"]
 """sum: by the ring's formula, 2 (n − 1) / n of the summed bytes. transfer: all other messages."""
+
+
+class MeasuredPass(Value):
+    """A stage's pass over a micro-batch in one step."""
+
+    kind: PassKind
+    micro_batch: int
+    begin_s: float = Field(description="since the rank's step began; after what it waited for")
+    end_s: float
 
 
 class StepByKind(Value):
@@ -25,6 +36,10 @@ class StepByKind(Value):
     compute_s: dict[ComputeKind, float]
     wait_s: dict[WaitKind, float]
     sent_bytes: dict[SentKind, float]
+    passes: list[MeasuredPass] = Field(
+        default_factory=list,
+        description="of a stage of a pipeline: those of the latest whole step, as measured",
+    )
 
 
 def mean_by_kind(found: Sequence[StepByKind]) -> dict[tuple[str, str], float]:

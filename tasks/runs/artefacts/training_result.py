@@ -9,22 +9,52 @@ from pydantic import Field
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.runs.artefacts.plan import Prediction
 from trainwright.tasks.runs.artefacts.run_status import RunState
 from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
 from trainwright.tasks.runs.value import Value
 
 
+class GroupAverage(Value):
+    """An average of ranks that trained alone, when their group changed or the training stopped.
+
+    Numbers are those of devices in the plan.
+    """
+
+    by: list[int] = Field(
+        description="the devices whose work since the last average counts; all continued from the "
+        "state of the first"
+    )
+    after: int = Field(description="the averages between the last finished step and this one")
+    unfinished: dict[int, int] = Field(
+        default_factory=dict,
+        description="by device: its updates in a step that had not ended, and was done again",
+    )
+
+
 class SplitEvent(Value):
     """The split from `step` on, and why it was recorded.
 
-    The split changed, the global batch (its sum) changed, or other processes took over the same
-    split.
+    The split changed, the global batch (its sum) changed, the layout changed, other processes
+    took over the same split, or ranks averaged their parameters for another reason than the
+    layout's interval.
     """
 
     step: int
     batch_sizes: list[int] = Field(description="by rank")
     reason: str
+    layout: Layout | None = Field(
+        default=None, description="the layout from this step on, if it changed"
+    )
+    averaged: GroupAverage | None = Field(
+        default=None, description="the average before this step, with layouts that average"
+    )
+
+
+def layout_since(events: Sequence[SplitEvent], planned: Layout) -> Layout:
+    """The layout after these events."""
+    return next((one.layout for one in reversed(events) if one.layout is not None), planned)
 
 
 def split_since(events: Sequence[SplitEvent], planned: list[int]) -> int:

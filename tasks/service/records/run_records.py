@@ -9,6 +9,7 @@ import statistics
 from typing import Any
 
 from trainwright.estimator.structure import Structure
+from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline_svg
 from trainwright.tasks.analyze.history import predicted_and_measured
@@ -159,7 +160,8 @@ class Records:
         if plan is None or estimate is None:
             raise NotFound(f"run: {job}/{identifier} has no plan yet")
         try:
-            return timeline_svg(simulated_plan(plan, estimate)).encode()
+            measured = MeasuredStep.of(run.find(Result))
+            return timeline_svg(simulated_plan(plan, estimate), measured).encode()
         except BadInput as error:
             raise NotFound(str(error)) from None
 

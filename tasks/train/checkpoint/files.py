@@ -75,6 +75,10 @@ class CheckpointState:
     """SHA-256 of each tensor file, by name"""
     size_bytes: dict[str, int] = field(default_factory=dict)
     """size of each tensor file, by name; absent in version 1"""
+    layout: str = ""
+    """the name of the layout in which the ranks were; empty: an earlier version"""
+    summed: list[str] = field(default_factory=list)
+    """layers that are summed, as the rows of all ranks did not fit into a device's memory"""
     owner: str = ""
     """the launch that wrote it (`fence`)"""
     token: int | None = None

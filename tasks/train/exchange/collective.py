@@ -36,16 +36,21 @@ class PeersLost(TrainingFailed):
     kind = "peers_lost"
 
 
-class Collective(Protocol):
-    """The ranks of one training. `wait_s` is the total time spent waiting in sums."""
+class SummingRanks(Protocol):
+    """Some ranks that sum."""
 
     rank: int
     size: int
-    wait_s: float
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Sum a contiguous tensor over all ranks, in place. Raises PeersLost."""
         ...
+
+
+class Collective(SummingRanks, Protocol):
+    """The ranks of one training. `wait_s` is the total time spent waiting in sums."""
+
+    wait_s: float
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         """Begin a sum without waiting. All ranks must start these in the same order.
@@ -222,7 +227,7 @@ PIECE_BYTES = 1 << 26
 
 
 def take_from_first(
-    collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0
+    collective: SummingRanks, tensors: list[torch.Tensor], name: str, source: int = 0
 ) -> None:
     """Copy the tensors of rank `source` to every rank, in place and bit by bit.
 
@@ -246,7 +251,7 @@ def take_from_first(
         tensor.detach().copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
 
 
-def _same_everywhere(collective: Collective, parts: list[torch.Tensor], name: str) -> bool:
+def _same_everywhere(collective: SummingRanks, parts: list[torch.Tensor], name: str) -> bool:
     """Whether all ranks hold the same bytes: each adds its CRC-32 at its own index of a sum."""
     checksum = 0
     for part in parts:

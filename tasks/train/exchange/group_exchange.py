@@ -49,6 +49,11 @@ class Exchange(ABC):
     """the step of the messages that are sent now"""
 
     @property
+    def members(self) -> Sequence[int]:
+        """The numbers of all ranks."""
+        return range(self.size)
+
+    @property
     @abstractmethod
     def transfers(self) -> Transfers | None:
         """The messages to all others; None if this rank is alone, or only sums over all."""

@@ -20,12 +20,15 @@ from typing import Any
 from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
-from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.spec.pool import Host, load_pool
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import TransferServer
 from trainwright.tasks.train.exchange.host_name import ADDRESS
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
+from trainwright.tasks.train.hosts.choose_engine import engine_of
+from trainwright.tasks.train.hosts.container import PYTHON
 from trainwright.tasks.train.hosts.data_staging import DataStaging
+from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
 from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
 from trainwright.tasks.train.hosts.session import Session
@@ -34,6 +37,7 @@ from trainwright.tasks.train.request import Order
 _END_GRACE_S = 5.0
 _CHECK_EVERY_S = 0.5
 _ORDER = "order.json"
+Message = dict[str, Any]
 LOOPBACK_VARIABLES = {INTERFACE: "lo"}
 """The interface variables of the ranks if all of them run on this machine."""
 
@@ -51,6 +55,7 @@ class Hosts:
         self._order, self._folder, self._check_stop = order, folder, check_stop
         self._devices = order.request.plan.devices
         self._pool = load_pool(order.request.job.pool)
+        self._engine = engine_of(self._pool, order.request.settings)
         self._sessions: dict[str, Session] = {}
         self._variables: dict[str, dict[str, str]] = {}
         self._data: dict[str, str] = {}
@@ -72,17 +77,22 @@ class Hosts:
         for device in self._devices:
             if not device.local and device.address not in self._sessions:
                 self._sessions[device.address] = self._session_with(device.address)
-        self._came_by: list[str] = self._each(self._check)
+        there: list[Message] = self._each(Session.hello)
+        # Ranks on this machine run no image: then versions must be equal everywhere.
+        remote = all(not device.local for device in self._devices)
+        self._image = there[0]["image"] if remote and versions.same_image(there) else ""
+        found = dict(zip(self._sessions.values(), there, strict=True))
+        self._came_by: list[str] = self._each(lambda session: self._check(session, found[session]))
 
     def _session_with(self, address: str) -> Session:
-        name = next(device.host for device in self._devices if device.address == address)
-        python = (
-            next((host.python for host in self._pool.hosts if host.name == name), None)
-            or sys.executable
-        )
-        return Session(
-            name, address, python, self._pool.ssh, self._folder, self._order.request.settings
-        )
+        used = tuple(device for device in self._devices if device.address == address)
+        named = {host.name: host for host in self._pool.hosts}
+        host = named.get(used[0].host) or Host.model_construct(name=used[0].host)
+        host = host.model_copy(update={"address": address})
+        container = self._pool.container_of(host)
+        python = host.python or (sys.executable if container is None else PYTHON)
+        asked = HostRequest(host, used, python, container)
+        return Session(asked, self._engine, self._folder)
 
     def _each(self, action: Callable[[Session], Any]) -> list[Any]:
         """Run an action on all hosts in parallel. Raises the first host's error."""
@@ -97,9 +107,10 @@ class Hosts:
                 raise
         return [task.result() for task in tasks]
 
-    def _check(self, session: Session) -> str:
-        there = session.hello()
-        found = versions.differences(versions.facts(), there, self._order.backend)
+    def _check(self, session: Session, there: Message) -> str:
+        one_image = self._image != "" and there["image"] == self._image
+        here = versions.facts()
+        found = versions.differences(here, there, self._order.backend, one_image=one_image)
         if found:
             raise BadInput(
                 f"{session}: {found[0]}; allowed: the same on all hosts", differences=found
@@ -179,7 +190,7 @@ class Hosts:
 
     def _admit(self, session: Session) -> Shares:
         """Check and prepare a host that was lost. Returns its ranks' new CPU shares."""
-        self._check(session)
+        self._check(session, session.hello())
         self._reach_from(session)
         self._stage_files(session)
         shares = {
@@ -258,6 +269,7 @@ class Hosts:
                 list(pool.map(lambda session: session.close(_END_GRACE_S), self._sessions.values()))
         if self._reconnector is not None:
             self._reconnector.close()
+        self._engine.close()
 
 
 def interface_variables(interface: str, address: str) -> dict[str, str]:

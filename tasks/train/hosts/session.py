@@ -1,4 +1,4 @@
-"""The connection to one host of a launch: an ssh process here, and the agent (`agent`) there.
+"""The connection to one host of a launch: the engine's process here, the agent (`agent`) there.
 
 When the launcher's process ends, for whatever reason, the connection ends, and with it everything
 on the host.
@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import queue
-import shlex
 import signal
 import subprocess
 import threading
@@ -22,12 +21,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.infra.process import dying_with_parent
-from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed
-from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.pool import Ssh
-from trainwright.tasks.ssh import ssh_command, unreachable, why_ended
+from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.hosts import versions
 from trainwright.tasks.train.hosts.agent import BEAT_S, SILENCE_S
+from trainwright.tasks.train.hosts.container import contained, why_not_started
+from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest
 
 HELLO_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 300.0
@@ -71,51 +69,47 @@ class HostProcess(Protocol):
 class Session:
     """A connection to a host.
 
-    The kernel ends the ssh process together with the thread that made the session, so make it in a
-    thread that lives as long as the launch.
+    The kernel ends the engine's process together with the thread that made the session, so make it
+    in a thread that lives as long as the launch.
     """
 
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        python: str,
-        login: Ssh,
-        folder: Path,
-        settings: Settings,
-    ) -> None:
-        self.name, self.address, self.python, self.work = name, address, python, ""
-        self._login, self._settings = login, settings
-        self._folder, self._log = folder, folder / "logs" / f"host-{name}.log"
+    def __init__(self, asked: HostRequest, engine: HostEngine, folder: Path) -> None:
+        self.name, self.address, self.python = asked.host.name, asked.host.address, asked.python
+        self.work = ""
+        self._asked, self._engine = asked, engine
+        self._folder, self._log = folder, folder / "logs" / f"host-{self.name}.log"
         self._children: dict[str, HostProcess] = {}
         self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._writing, self._closed = threading.Lock(), threading.Event()
         self._hung_up: str | None = None
         self._listening_since: float | None = None
+        self.queued = False
+        """whether the engine has not granted the host yet"""
         boot = _BOOT.format(facts=Path(versions.__file__).read_text())
         one_line = (
             f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
         )
-        command = [
-            *ssh_command(address, settings, login),
-            shlex.join([python, "-P", "-c", one_line]),
-        ]
+        words = contained(asked.container, [self.python, "-P", "-c", one_line])
+        command = engine.command(asked, words)
         with self._log.open("ab") as log:
             self._log_begins = log.tell()  # an earlier connection may have written before this
-            self._ssh = subprocess.Popen(
+            self._process = subprocess.Popen(
                 dying_with_parent(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
-        self._reader = threading.Thread(target=self._read, name=f"host-{name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"host-{self.name}", daemon=True)
 
     def __str__(self) -> str:
-        return f"host {self.name} ({self.address})"
+        return str(self._asked)
 
     def hello(self) -> Message:
-        """The host's facts (`versions.facts`). Raises ServiceUnreachable."""
+        """The host's facts (`versions.facts`), once it is granted.
+
+        Raises ServiceUnreachable, or BadInput if the engine refuses the request.
+        """
         return self._first_line()
 
     def begin(self) -> None:
@@ -130,15 +124,17 @@ class Session:
             ).start()
 
     def _first_line(self) -> Message:
-        assert self._ssh.stdout is not None
-        timer = threading.Timer(HELLO_TIMEOUT_S, self._ssh.kill)
-        timer.start()
+        assert self._process.stdout is not None
+        heard = threading.Event()
+        threading.Thread(
+            target=self._limit_wait, args=(heard,), name=f"hello-{self.name}", daemon=True
+        ).start()
         try:
-            line = self._ssh.stdout.readline()
+            line = self._process.stdout.readline()
         finally:
-            timer.cancel()
+            heard.set()
         if not line:
-            raise self._unreachable(self._why_ended())
+            raise self._ended_early()
         try:
             found = json.loads(line)
         except ValueError:
@@ -148,34 +144,57 @@ class Session:
             ) from None
         return dict(found)
 
-    def _unreachable(self, why: str) -> ServiceUnreachable:
-        return unreachable(self.address, why, self._settings, self.name, self._login, self.python)
+    def _limit_wait(self, heard: threading.Event) -> None:
+        """End the engine's process if the host, once granted, does not answer in time."""
+        granted_at: float | None = None
+        while not heard.wait(_LOOK_S):
+            self.queued = self._engine.standing(self._asked).status == "queued"
+            if self.queued:
+                granted_at = None
+            elif granted_at is None:
+                granted_at = time.monotonic()
+            elif time.monotonic() - granted_at > HELLO_TIMEOUT_S:
+                self.hang_up(f"no answer in {HELLO_TIMEOUT_S:g} s")
+                return
+
+    def _unreachable(self, why: str) -> TrainwrightError:
+        return self._engine.error(self._asked, why)
+
+    def _ended_early(self) -> TrainwrightError:
+        code, why = self._process.wait(), self._engine.why_ended(self._written(), None)
+        not_started = why_not_started(self._asked.container, why, code)
+        if not_started is None:
+            return self._unreachable(self._why_ended())
+        return ServiceUnreachable(f"{self}: {not_started}", service="container", host=self.name)
+
+    def _written(self) -> str:
+        """What this connection has written to its log."""
+        return self._log.read_bytes()[self._log_begins :].decode(errors="replace")
 
     def _why_ended(self) -> str:
-        code = self._ssh.wait()
+        code = self._process.wait()
         if self._hung_up is not None:
             return self._hung_up
-        if code == -signal.SIGKILL:
-            return f"no answer in {HELLO_TIMEOUT_S:g} s"
-        text = self._log.read_bytes()[self._log_begins :].decode(errors="replace")
+        text = self._written()
+        why = self._engine.why_ended(text, code)
         if code in (126, 127):
             return (
-                f"{self.python} can't be run there ({why_ended(text, code)}); "
+                f"{self.python} can't be run there ({why}); "
                 "set the host's `python` in the pool file to its path there"
             )
         if "Unknown option: -P" in text:
             return f"{self.python} there is older than Python 3.11"
-        return why_ended(text, code)
+        return why
 
     def tell(self, do: str, **fields: Any) -> None:
         """Send a request to the agent. The reader thread notices if the host is gone."""
         self._write((json.dumps({"do": do, **fields}) + "\n").encode())
 
     def _write(self, line: bytes) -> None:
-        assert self._ssh.stdin is not None
+        assert self._process.stdin is not None
         with self._writing, contextlib.suppress(OSError, ValueError):
-            self._ssh.stdin.write(line)
-            self._ssh.stdin.flush()
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def ask(self, do: str, **fields: Any) -> Message:
         """Send a request and return the reply. Raises TrainingFailed if there is none."""
@@ -239,12 +258,12 @@ class Session:
 
     def _next(self) -> Message | None:
         """The agent's next message; None if the connection has ended."""
-        assert self._ssh.stdout is not None
+        assert self._process.stdout is not None
         self._listening_since = time.monotonic()
         line = b""
         # the pipe may be closed, or the line may not be a message
         with contextlib.suppress(OSError, ValueError):
-            line = self._ssh.stdout.readline()
+            line = self._process.stdout.readline()
             if isinstance(message := json.loads(line), dict):
                 return message
         if line.endswith(b"\n"):  # an unfinished line was cut by the end of the connection
@@ -297,19 +316,19 @@ class Session:
         """End the connection at once, from any thread; pending requests fail."""
         self._hung_up = self._hung_up or why
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._ssh.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self, grace_s: float) -> None:
         """End all processes on the host, and the connection."""
-        assert self._ssh.stdin is not None
-        assert self._ssh.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(OSError):
-            self._ssh.stdin.close()
+            self._process.stdin.close()
         try:
-            self._ssh.wait(timeout=grace_s)  # the agent removes its files meanwhile
+            self._process.wait(timeout=grace_s)  # the agent removes its files meanwhile
         except subprocess.TimeoutExpired:
-            os.killpg(self._ssh.pid, signal.SIGKILL)
-            self._ssh.wait()
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         if self._reader.is_alive():
             self._reader.join()
-        self._ssh.stdout.close()
+        self._process.stdout.close()

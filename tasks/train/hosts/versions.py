@@ -11,17 +11,20 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("estimator", "infra", "tasks")
 DISTRIBUTIONS = ("trainwright", "torch", "numpy", "horovod")
+IMAGE = "TRAINWRIGHT_IMAGE"
+"""The variable with the id of the container's image."""
 
 
 def facts() -> dict[str, Any]:
-    """Versions, the SHA-256 of trainwright's sources, and the ssh connection of this login.
+    """Versions, the SHA-256 of trainwright's sources, image, and the ssh connection of this login.
 
-    The SHA-256 is None if trainwright is not installed.
+    The SHA-256 is None if trainwright is not installed; the image is empty outside containers.
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
@@ -32,6 +35,7 @@ def facts() -> dict[str, Any]:
     return {
         "versions": versions,
         "sources": sources_sha256(),
+        "image": os.environ.get(IMAGE, ""),
         "came_by": os.environ.get("SSH_CONNECTION", ""),
     }
 
@@ -55,12 +59,25 @@ def sources_sha256() -> str | None:
     return whole.hexdigest()
 
 
-def differences(here: dict[str, Any], there: dict[str, Any], backend: str) -> list[str]:
-    """The differences, each as `what: here, there`. Horovod's counts only if it is the backend."""
+def same_image(hosts: Sequence[dict[str, Any]]) -> bool:
+    """Whether the processes of all these hosts run in containers of one image."""
+    images = {there["image"] for there in hosts}
+    return len(images) == 1 and images != {""}
+
+
+def differences(
+    here: dict[str, Any], there: dict[str, Any], backend: str, *, one_image: bool = False
+) -> list[str]:
+    """The differences, each as `what: here, there`. Horovod's counts only if it is the backend.
+
+    With `one_image`, all ranks run in containers of one image, whose versions may be others than
+    this machine's.
+    """
     found = []
     if there["sources"] is None:
         return ["trainwright is not installed on that host"]
-    for name, version in here["versions"].items():
+    compared = {} if one_image else here["versions"]
+    for name, version in compared.items():
         other = there["versions"].get(name)
         if version != other and (name != "horovod" or backend == "horovod"):
             found.append(

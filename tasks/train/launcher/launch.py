@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.layouts.permitted import require_permitted
+from trainwright.tasks.allocate.layouts.permitted import require_trained
+from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner
 from trainwright.tasks.data.sources import content_sha256, require_content
 from trainwright.tasks.errors import (
     BadInput,
@@ -20,7 +21,6 @@ from trainwright.tasks.errors import (
     ServiceUnreachable,
     TrainwrightError,
 )
-from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectStore
@@ -43,15 +43,21 @@ def train(
     stop: threading.Event | None = None,
     still_mine: Callable[[], bool] | None = None,
     token: int | None = None,
+    layout_planner: LayoutPlanner | None = None,
+    stage_planner: StagePlanner | None = None,
 ) -> Result:
     """Train by a plan, from the newest checkpoint if `resume` is set and one exists.
 
-    `stop` ends the training after the current step, with a checkpoint. `still_mine` is called at
-    the start, every second, and before each upload of a checkpoint. `token` is the lease's fencing
-    token: only checkpoints of the latest holder count. Raises TrainingFailed naming the rank;
-    Interrupted; RunHeld if the lease on the devices or the run is lost; BadInput if a host's
-    software or data differ from this machine's, or the model does not fit the data;
-    ServiceUnreachable if a host is unreachable, or the store is at the start or the end.
+    `layout_planner` plans the layout for the devices that are left after a fault; None: the ranks
+    divide the plan's among themselves. `stage_planner` plans cuts of pipelines by measured speeds;
+    None: cuts stay. `stop` ends the training after the current step, with a
+    checkpoint. `still_mine` is called at the start, every second, and before each upload of a
+    checkpoint. `token` is the lease's fencing token: only checkpoints of the latest holder count.
+
+    Raises TrainingFailed naming the rank; Interrupted; RunHeld if the lease on the devices or the
+    run is lost; BadInput if a host's software or data differ from this machine's, or the model does
+    not fit the data; ServiceUnreachable if a host is unreachable, or the store is at the start or
+    the end.
     """
     _check_plan(request)
     store, work, stop = request.store(), Path(request.work_folder), stop or threading.Event()
@@ -80,7 +86,9 @@ def train(
     )
     try:
         with events.recording(work), uploader:
-            done, shares = _train(order, uploader, state, stop, still_mine, token)
+            done, shares = _train(
+                order, uploader, state, stop, still_mine, token, (layout_planner, stage_planner)
+            )
     except RunHeld:
         uploader.area.forget()
         raise  # another launch owns the run folder
@@ -129,6 +137,7 @@ def _train(
     stop: threading.Event,
     still_mine: Callable[[], bool] | None,
     token: int | None,
+    planners: tuple[LayoutPlanner | None, StagePlanner | None],
 ) -> tuple[dict[int, dict[str, Any]], list[str]]:
     """Start the ranks and watch them to the end; their final reports and CPU shares.
 
@@ -146,9 +155,12 @@ def _train(
         patience_s=request.store_patience_s,
     )
     try:
-        with Launcher(order, stop, still_mine, checkpoints) as launcher:
+        summed = state.summed if state is not None else []
+        with Launcher(order, stop, still_mine, checkpoints, *planners, summed) as launcher:
             if state is not None:
                 where = f"from the checkpoint of step {state.step}, on {', '.join(devices)}"
+                if state.layout not in ("", request.layout.name):
+                    where += f", in the layout {request.layout.name} instead of {state.layout}"
                 progress.emit("notice", message=f"training continues {where}")
             done = launcher.watch()
         checkpoints.settle()
@@ -231,17 +243,7 @@ def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horo
 
 
 def _check_plan(request: TrainRequest) -> None:
-    if not request.plan.devices:
-        raise BadInput("plan: has no device; allowed: one or more")
-    plan = request.plan
-    if plan.layout is not None:
-        batches = {device.id: device.batch_size for device in plan.devices}
-        require_permitted(plan.layout, plan.layers, batches)
-    elif (name := plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
-        raise BadInput(
-            f"plan.strategy: got {name!r}, without a layout; trainwright can only train plans "
-            f"with a layout, and {DATA_PARALLEL} ones"
-        )
+    require_trained(request.plan)
     if any(device.local for device in request.plan.devices):  # other hosts check their own data
         require_content(
             request.job.data, content_sha256(request.local_data), request.schema_.sha256

@@ -11,22 +11,26 @@ import signal
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, assert_never
 
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
+from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner
 from trainwright.tasks.errors import RunHeld
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
+from trainwright.tasks.train.launcher.group_layout import GroupLayouts
+from trainwright.tasks.train.launcher.moved_cuts import MovedCuts, StageWindow
 from trainwright.tasks.train.launcher.rank_process import RankProcess, Usage, error_of_rank
 from trainwright.tasks.train.launcher.rank_processes import RankProcesses
 from trainwright.tasks.train.membership import event, instruction
 from trainwright.tasks.train.membership.state import MembershipPolicy
 from trainwright.tasks.train.membership.state_machine import Membership
 from trainwright.tasks.train.membership.transitions import stopped_before_a_step
+from trainwright.tasks.train.pipeline.stage_shortage import stage_shortage
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.worker_group import WorkerGroup, needs_transfers, sums_on_devices
+from trainwright.tasks.train.worker_group import WorkerGroup, sums_on_devices
 
 _END_GRACE_S = 3.0
 _CHECK_LEASE_EVERY_S = 1.0
@@ -43,8 +47,16 @@ class Launcher:
         stop: threading.Event | None,
         still_mine: Callable[[], bool] | None,
         checkpoints: Coordinator | None = None,
+        layout_planner: LayoutPlanner | None = None,
+        stage_planner: StagePlanner | None = None,
+        summed: Sequence[str] = (),
     ) -> None:
-        """`checkpoints` coordinates the ranks' checkpoints; None: they save none."""
+        """`checkpoints` coordinates the ranks' checkpoints; None: they save none.
+
+        `layout_planner` plans layouts for the devices that are left; None: the plan's stays.
+        `stage_planner` plans cuts by measured speeds; None: cuts stay.
+        `summed`: as of `Membership`.
+        """
         self._order, self._devices = order, order.request.plan.devices
         self._stop = stop or threading.Event()
         self._still_mine = still_mine or (lambda: True)
@@ -56,7 +68,10 @@ class Launcher:
             MembershipPolicy.of(order),
             checkpoint=checkpoints.folder if checkpoints is not None else None,
             committed=self._safe,
+            summed=summed,
         )
+        self._layouts = GroupLayouts(order.request, layout_planner)
+        self._cuts = MovedCuts(order.request, stage_planner)
         self._to_do: deque[instruction.Instruction] = deque()
         self._members: list[int] = []
         self._finished = False
@@ -140,6 +155,10 @@ class Launcher:
                 yield event.LeaseLost(now)
         if self._stop.is_set():
             yield event.StopRequested(now)
+        self._layouts.measure(self._cuts.slower)
+        if (better := self._cuts.found()) is not None:
+            self._layouts.move(better.members, better.layout)
+            yield event.LayoutPlanned(now, better.members, better.reason)
         if self._checkpoints is not None:
             self._checkpoints.check()
             before, self._safe = self._safe, self._checkpoints.safe
@@ -207,8 +226,16 @@ class Launcher:
                 yield event.LastCheckpointBegun(now)
             case "back":
                 yield event.RolledBack(now, message["step"])
+            case "stage times":
+                members = tuple(message["members"])
+                compute_s = dict(zip(members, message["compute_s"], strict=True))
+                window = StageWindow(members, compute_s, message["steps_left"])
+                self._cuts.note(window, self._layouts.current)
+            case "weights":
+                self._layouts.weigh(message["weights"])
             case _:
                 if kind == "split":
+                    self._layouts.follow(sum(message["batch_sizes"]))
                     yield event.SplitChanged(now, tuple(message["batch_sizes"]))
                 progress.emit(kind, **message)
 
@@ -218,7 +245,8 @@ class Launcher:
         self._used[number] = self._used[number].then(process.usage)
         how, short = process.how_it_ended(oom_kills), process.out_of_memory(oom_kills)
         self._emit_state(process, number, how)
-        return event.ProcessEnded(time.monotonic(), number, how, str(process.log), short)
+        stage = stage_shortage(self._layouts.current, self._devices[number].id)
+        return event.ProcessEnded(time.monotonic(), number, how, str(process.log), short, stage)
 
     def _emit_state(self, process: RankProcess, number: int, state: str) -> None:
         device, pid = self._devices[number].id, process.process.pid
@@ -265,16 +293,16 @@ class Launcher:
                 assert_never(what)
 
     def _form(self, group: WorkerGroup) -> None:
+        group = self._layouts.of(group)
         machines = [self._processes.machines[number] for number in group.members]
         rendezvous = self._processes.rendezvous.open(group.generation, machines)
-        plan = self._order.request.plan
         transfers = (
             self._processes.rendezvous.open_transfers(group.generation)
-            if needs_transfers(plan.layout, plan.devices)
+            if self._layouts.need_transfers(group)
             else ""
         )
         where = {"machines": machines, "rendezvous": rendezvous, "transfers": transfers}
-        on_devices = sums_on_devices(plan.devices)
+        on_devices = sums_on_devices(self._devices)
         group = group.model_copy(update={**where, "on_devices": on_devices})
         if group.generation > 1 and not group.end:
             said = {"generation": group.generation, "reason": group.reason}

@@ -41,6 +41,8 @@ _SCRUBBED = (
     "RANK",
     "WORLD_SIZE",
 )
+CUDA_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+"""Settings of torch's CUDA allocator; those that the launcher was started with count."""
 SPARE = "spare"
 """A spare process's argument in place of a device number."""
 Message = dict[str, Any]
@@ -148,8 +150,17 @@ def start_process(
 
 
 def own_environment(slot: int, threads: int) -> dict[str, str]:
-    """The environment variables of a rank, on any machine."""
-    return {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads), "HOROVOD_RANK": str(slot)}
+    """The environment variables of a rank, on any machine.
+
+    Of the memory's settings, those of malloc are set by the rank itself (`memory.freed_memory`).
+    """
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "HOROVOD_RANK": str(slot),
+        # Segments that grow leave no holes, so that the planned peak is about what is reserved.
+        CUDA_ALLOCATOR: os.environ.get(CUDA_ALLOCATOR, "expandable_segments:True"),
+    }
 
 
 def error_of_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:

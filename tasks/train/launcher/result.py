@@ -53,7 +53,7 @@ def result_of(
     by_device = _rows_by_device(store, plan.devices)
     rows = [by_device.pop(device.id, []) for device in plan.devices]
     events = [SplitEvent.model_validate(event) for event in first["events"]]
-    since = split_since(events, [device.batch_size for device in plan.devices])
+    since = split_since(events, plan.shares)
     devices = [
         _device_result(
             rank, device, reports[rank], rows[rank], first["split"][rank], since, shares[rank]

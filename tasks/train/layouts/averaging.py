@@ -63,6 +63,12 @@ class Averaging:
         self.samples = 0
         """this rank's samples since the last average"""
         self.steps = 0
+        self.unfinished = 0
+        """updates alone in a step that has not ended"""
+        self._before = 0
+        """averages before the last step ended, or the group formed"""
+        self._joined = False
+        """whether all ranks have had the same parameters and moments since the last step"""
         self.velocities: dict[str, torch.Tensor] = {}
         """Δ or v, by name: `velocity.3` is the optimizer's fourth parameter's"""
         self._share = 1 / max(1, collective.size)
@@ -72,9 +78,16 @@ class Averaging:
 
     def begin(self) -> None:
         """All ranks have the same state now."""
-        self.samples = self.steps = 0
+        self.samples = self.steps = self.unfinished = 0
+        self._before, self._joined = self.averages, True
         self._anchors = [one.detach().clone() for one in self._state()]
         self._share = 1 / self._collective.size
+
+    def continue_from(self, before: Averaging) -> None:
+        """Take over the interval and the outer step's state from averages of another layout."""
+        self.load(before.document())
+        own = {f"{VELOCITY}.{number}" for number in self._trained}
+        self.velocities = {name: one for name, one in before.velocities.items() if name in own}
 
     def begin_anew(self) -> None:
         """The training starts from its initial state."""
@@ -93,38 +106,56 @@ class Averaging:
         self.every = min(self._most, document["every"])
         self.divergence, self.averages = document["divergence"], document["averages"]
 
-    def step_done(self, samples: int) -> None:
-        """A step of this rank's samples has ended."""
+    def trained_alone(self, samples: int) -> None:
+        """This rank has updated its parameters alone, by so many samples, within a step."""
+        self.samples += samples
+        self.unfinished += 1
+        self._joined = False
+
+    def step_done(self, samples: int = 0) -> None:
+        """A step has ended; `samples` of this rank beside those of `trained_alone`."""
         self.samples += samples
         self.steps += 1
+        self.unfinished, self._before, self._joined = 0, self.averages, False
+
+    @property
+    def since_step(self) -> int:
+        """Averages since the last step ended, or since the group formed."""
+        return self.averages - self._before
 
     @property
     def due(self) -> bool:
         """Whether it is time for an average."""
         return self.steps >= self.every
 
-    def average(self, *, moments: bool = False, holds: bool = True) -> None:
+    def average(self, *, moments: bool = False, holds: bool = True) -> bool:
         """Average over all ranks, which call it at once; with `moments`, the optimizer's too.
 
         A rank without the state of this training (`holds`) adds nothing. Nothing changes before
-        the last sum is complete.
+        the last sum is complete. Returns False if all ranks are equal: then nothing changes at all.
         """
         if not self._anchors:
             self.begin()
         size, rank = self._collective.size, self._collective.rank
-        given = torch.zeros(2 * size, dtype=torch.float64)
-        given[rank], given[size + rank] = (self.samples, 1) if holds else (0, 0)
+        given = torch.zeros(4, size, dtype=torch.float64)
+        if holds:
+            own = [self.samples, self._share, 1, not self._joined]
+            given[:, rank] = torch.tensor(own, dtype=torch.float64)
         given = self._collective.sum_(given, "averaged samples")
-        total, holders = float(given[:size].sum()), float(given[size:].sum())
-        if total:
-            self._share = float(given[rank]) / total
-        elif holders < size:
-            self._share = holds / holders
-        if moments:
-            self._average_moments()
-        if total:
-            self._average_state(holds, holders)
-        self.samples = self.steps = 0
+        total, holders = float(given[0].sum()), float(given[2].sum())
+        # Without samples: as in the last average, in which ranks that are gone had a share too.
+        weights = given[0] if total else given[1] if given[1].sum() else given[2]
+        apart = bool(total or given[3].sum())
+        if apart:
+            self._share = float(weights[rank] / weights.sum())
+            if moments:
+                self._average_moments()
+                self._joined = True
+            if total:
+                self._average_state(holds, holders)
+        self.averages += 1
+        self.samples = self.steps = self.unfinished = 0
+        return apart
 
     def _average_state(self, holds: bool, holders: float) -> None:
         changed = torch.tensor(
@@ -148,7 +179,6 @@ class Averaging:
             for one, mean in zip(buffers, means[len(self._trained) :], strict=True):
                 one.copy_(mean)
         self._anchors = [one.detach().clone() for one in self._state()]
-        self.averages += 1
 
     def _average_moments(self) -> None:
         """Average the optimizer's moments and counters, unless a rank has none yet."""

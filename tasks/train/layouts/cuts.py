@@ -9,14 +9,14 @@ from trainwright.tasks.train.batch.sampling import shares
 
 
 def cuts_among(
-    layout: Layout, layer: str, total: int, members: Sequence[int]
+    layout: Layout, layer: str, total: int, devices: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """The rows [begin, end) of each member, in their order, in proportion to the planned ones.
+    """The rows [begin, end) of each device, in their order, in proportion to the planned ones.
 
-    `members` are numbers of the layout's devices. If all are there, each holds what is planned; if
-    none of them was to hold rows, they hold equal parts.
+    `devices` are the ids of the devices that are there. If all of the layout are, each holds what
+    is planned; if none of them was to hold rows, they hold equal parts.
     """
-    planned = [layout.rows[layer].get(layout.devices[number], (0, 0)) for number in members]
+    planned = [layout.rows[layer].get(device, (0, 0)) for device in devices]
     counts = [end - begin for begin, end in planned]
     if sum(counts) != total:
         counts = shares(total, counts if sum(counts) else [1] * len(counts))

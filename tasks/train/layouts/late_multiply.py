@@ -18,6 +18,8 @@ import torch  # noqa: TID253 - only ranks import this
 from torch.nn import functional  # noqa: TID253
 
 from trainwright.estimator.precision import wide
+from trainwright.tasks.train.exchange.group_exchange import Exchange, Started
+from trainwright.tasks.train.exchange.rank_group import RankGroup
 from trainwright.tasks.train.layouts.factors import (
     Dense,
     Factors,
@@ -37,26 +39,41 @@ class LateMultiplied:
     Its parameters and names stay.
     """
 
-    def __init__(self, name: str, module: Dense, made: Callable[[], None]) -> None:
-        """`made` is called when a backward pass has made all factors of the layer."""
+    def __init__(
+        self, name: str, module: Dense, exchange: Exchange | RankGroup, made: Callable[[], None]
+    ) -> None:
+        """`exchange`: the ranks that hold the layer.
+
+        `made` is called when a backward pass has made all factors of the layer.
+        """
+        self.exchange = exchange
         self.name, self.module, self._made_all = name, module, made
         self.parameters = [module.weight, *([] if _bias(module) is None else [_bias(module)])]
         self._kept: list[Factors] = []
         self._open = 0
         """calls of the forward pass whose backward pass has not come yet"""
-        module.forward = self  # type: ignore[assignment, method-assign]
+        module.forward = self  # type: ignore[method-assign]
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return forward_of(self.module, inputs)
+            return forward_of(self.module, input)
         self._open += 1
-        outputs: torch.Tensor = _Keep.apply(inputs, self.module.weight, _bias(self.module), self)  # type: ignore[no-untyped-call]
+        outputs: torch.Tensor = _Keep.apply(input, self.module.weight, _bias(self.module), self)  # type: ignore[no-untyped-call]
         return outputs
+
+    def release(self) -> None:
+        """Give the module its own `forward` back."""
+        vars(self.module).pop("forward")
 
     def begin(self) -> None:
         """A step begins."""
         self._kept.clear()
         self._open = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether this rank has rows of the layer in this step."""
+        return any(len(one.inputs) for one in self._kept)
 
     @property
     def complete(self) -> bool:
@@ -92,6 +109,11 @@ class LateMultiplied:
         if loss_scale != 1:
             gradients = gradients / loss_scale
         return Factors(_as(rows.inputs, dtype or exact), _as(gradients, dtype or exact))
+
+    def gather(self, own: Factors) -> Started[list[list[torch.Tensor]]]:
+        """Begin to gather the rows of all ranks."""
+        # In an order of their own: ranks may have unlike gradients to sum between them.
+        return self.exchange.start_gather(own, f"factors {self.name}", order="gathers")
 
     def square(self, own: Factors) -> float:
         """|h|² of these rows' weight gradient."""
@@ -135,7 +157,7 @@ class _Keep(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         owner, gradient = ctx.owner, gradients[0]
-        owner.keep(inputs, gradient)
+        owner.keep(inputs.detach(), gradient)  # without the graph that made them
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         if weight.dim() == 4:  # a convolution of 1 × 1

@@ -7,7 +7,7 @@ In a layout that averages some layers and not others, all ranks do joint steps: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -15,10 +15,13 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.exchange.group_exchange import Exchange, Started
+from trainwright.tasks.train.exchange.rank_group import RankGroup
+from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors
 from trainwright.tasks.train.layouts.cuts import cuts_among
 from trainwright.tasks.train.layouts.factors import Factors, ProductPhase
 from trainwright.tasks.train.layouts.late_multiply import LateMultiplied
 from trainwright.tasks.train.layouts.sharded import Sharded
+from trainwright.tasks.train.out_of_memory import joint_work
 
 
 class LayoutWork:
@@ -30,31 +33,38 @@ class LayoutWork:
 
     def __init__(
         self,
-        layout: Layout | None,
+        layout: Layout,
         layers: Sequence[LayerFacts],
         model: torch.nn.Module,
         exchange: Exchange,
         *,
+        held: Mapping[str, CutTensors] | None = None,
         widens: bool = False,
     ) -> None:
-        """`widens`: send numbers of half precision in fp32, as ranks have unlike half types."""
+        """`held`: by name, layers of another layout of which this rank has some rows.
+
+        `widens`: send numbers of half precision in fp32, as ranks have unlike half types.
+        """
         self._layout, self._exchange = layout, exchange
-        self._type = torch.bfloat16 if layout and layout.factor_type == "bf16" else None
-        how = {one.name: layout.how(one.name) for one in layers} if layout is not None else {}
+        self._type = torch.bfloat16 if layout.factor_type == "bf16" else None
+        how = {one.name: layout.how(one.name) for one in layers}
         modules: dict[str, Any] = dict(model.named_modules())
         # The backward pass reaches the last layers first.
         names = [one.name for one in reversed(layers)]
         self._late = [
-            LateMultiplied(name, modules[name], self._made)
+            LateMultiplied(name, modules[name], exchange, self._made)
             for name in names
-            if how[name] == "factors"
+            if how.get(name) == "factors"
         ]
         self.sharded = [
-            Sharded(name, modules[name], exchange) for name in names if how[name] == "rows"
+            Sharded(name, modules[name], exchange, (held or {}).get(name))
+            for name in names
+            if how.get(name) == "rows"
         ]
-        if self.sharded:
-            # torch's fused transformer layers would take a module's rows for the whole weight.
-            torch.backends.mha.set_fastpath_enabled(False)
+        self.cut_tensors: list[CutTensors] = [*self.sharded]
+        """the tensors of which this rank may hold only some rows"""
+        self._widens = widens
+        self._watch_sharded()
         apart = {id(one) for late in self._late for one in late.parameters}
         apart |= {id(one) for sharded in self.sharded for one in sharded.parameters.values()}
         known = [name for one in layers for name in one.parameters]
@@ -62,7 +72,7 @@ class LayoutWork:
         named = sorted(model.named_parameters(), key=lambda pair: order.get(pair[0], -1))
         rest = [(name, one) for name, one in named if id(one) not in apart]
         averaged = set[int]()
-        if layout is not None and layout.averages:
+        if layout.averages:
             owner = {name: one.name for one in layers for name in one.parameters}
             averaged = {
                 id(one) for name, one in rest if layout.how(owner.get(name, "")) == "average"
@@ -73,16 +83,14 @@ class LayoutWork:
         """the parameters whose gradients are summed, in the order of the forward pass"""
         self.share = 1.0
         """b_r / B, this rank's share of the step's samples"""
-        self._joint_steps = bool(averaged) and layout is not None and not layout.alone
+        self._joint_steps = bool(averaged) and not layout.alone
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""
+        self.sharers: list[int] = []
+        """by rank: the number of the device whose share of the batch it computes"""
         self.computed: Callable[[str, ProductPhase, float], None] = lambda *_: None
         """called after a product of the joint batch: layer, phase, samples · share of rows"""
-        self._rows_per_sample = {
-            one.name: one.dense.rows_per_sample for one in layers if one.dense is not None
-        }
-        for each in self.sharded:
-            each.computed, each.widens = self._computed, widens
+        self._note_layers(layers)
         self.last = True
         """whether this is the step's last backward pass"""
         self.loss_scale = 1.0
@@ -95,6 +103,20 @@ class LayoutWork:
         self.overflowed = False
         """whether a factor of this rank is not finite"""
         self._sent: list[tuple[LateMultiplied, Started[list[list[torch.Tensor]]]]] = []
+        self._gathered: dict[str, list[Factors]] = {}
+        """by layer: the factors of all ranks that are there, but not multiplied yet"""
+
+    def _note_layers(self, layers: Sequence[LayerFacts]) -> None:
+        self._rows_per_sample = {
+            one.name: one.dense.rows_per_sample for one in layers if one.dense is not None
+        }
+
+    def _watch_sharded(self) -> None:
+        for each in self.sharded:
+            each.computed, each.widens = self._computed, self._widens
+        if self.sharded:
+            # torch's fused transformer layers would take a module's rows for the whole weight.
+            torch.backends.mha.set_fastpath_enabled(False)
 
     def _computed(self, layer: str, phase: ProductPhase, rows: float) -> None:
         self.computed(layer, phase, rows / self._rows_per_sample[layer])
@@ -102,49 +124,96 @@ class LayoutWork:
     @property
     def is_cut(self) -> bool:
         """Whether this rank holds only a part of the model."""
-        return any(one.cuts is not None for one in self.sharded)
+        return any(one.cuts is not None for one in self.cut_tensors)
+
+    @property
+    def divides_rows(self) -> bool:
+        """Whether all ranks must have the same passes, as they share rows of layers."""
+        return bool(self._layout.rows)
 
     def require_cut(self) -> None:
         """Raises RuntimeError if a sharded layer is not cut: a step would not train it."""
-        whole = [one.name for one in self.sharded if one.cuts is None]
+        whole = [one.name for one in self.cut_tensors if one.cuts is None]
         if whole:
             raise RuntimeError(f"a step before `cut`: {', '.join(whole)} would not be trained")
 
-    def cut(self, members: Sequence[int]) -> None:
-        """Keep this rank's rows only. `members`: the devices' numbers, in the order of ranks."""
-        self.members = list(members)
-        if self._layout is None:
-            return
-        for one in self.sharded:
-            one.cut(cuts_among(self._layout, one.name, one.total, members))
+    def cut(self, members: Sequence[int], devices: Sequence[str], device: torch.device) -> None:
+        """Keep this rank's rows only, on its device.
 
-    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter, Sharded]]:
-        """The parameters of which this rank may hold only some rows."""
+        `members` and `devices` are the devices' numbers and ids, in the order of ranks.
+        """
+        self.members = self.sharers = list(members)
+        cuts = self.cuts_in(self._layout, devices)
         for one in self.sharded:
+            one.cut(cuts[one.name], device)
+
+    def cuts_in(self, layout: Layout, devices: Sequence[str]) -> dict[str, Cuts]:
+        """The rows of each device in another layout, of layers that are sharded in both.
+
+        None of layouts with stages, which cut all tensors.
+        """
+        if layout.has_stages:
+            return {}
+        return {
+            one.name: cuts_among(layout, one.name, one.total, devices)
+            for one in self.sharded
+            if layout.sync.get(one.name) == "rows"
+        }
+
+    def release(self) -> None:
+        """Give all modules their own `forward` back, for another layout."""
+        for late in self._late:
+            late.release()
+        for one in self.sharded:
+            one.release()
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter, CutTensors]]:
+        """The parameters of which this rank may hold only some rows."""
+        for one in self.cut_tensors:
             for name, parameter in one.parameters.items():
                 yield name, parameter, one
 
     @property
-    def late_parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters whose gradients every rank multiplies itself."""
-        return [parameter for late in self._late for parameter in late.parameters]
+    def late_copies(self) -> list[tuple[Exchange | RankGroup, list[torch.nn.Parameter]]]:
+        """The parameters whose gradients ranks multiply themselves, by the ranks that hold them."""
+        found: dict[Sequence[int], tuple[Exchange | RankGroup, list[torch.nn.Parameter]]] = {}
+        for late in self._late:
+            _, held = found.setdefault(tuple(late.exchange.members), (late.exchange, []))
+            held += late.parameters
+        return [*found.values()]
 
-    def parts(self) -> tuple[list[torch.nn.Parameter], float]:
-        """The parameters whose gradients differ between ranks, and their |g|² over all ranks.
+    @property
+    def parts(self) -> list[torch.nn.Parameter]:
+        """The parameters whose gradients differ between ranks.
 
-        Those of which this rank holds some rows, |g|² of all rows; and in joint steps the averaged
-        ones, Σ_r b_r / B · |g_r|².
+        Those of which this rank holds some rows; and in joint steps the averaged ones.
         """
         found = [parameter for _, parameter, _ in self.parameters()] if self.is_cut else []
-        square = self.rows_square if self.is_cut else 0.0
+        return found + (self.averaged if self._joint_steps else [])
+
+    def joint_norm_square(self, common: float) -> float:
+        """|g|² over all ranks; `common` is that of this rank without `parts`.
+
+        Of rows it is that of all rows, of averaged layers Σ_r b_r / B · |g_r|². The rest is the
+        first rank's: unlike processors multiply factors with other last digits, and ranks that
+        clipped by unlike norms would drift apart in all layers.
+        """
+        drifts = self._layout is not None and self._layout.resend_every is not None
+        if not (self.parts or drifts):
+            return common
+        square = common if self._exchange.rank == 0 else 0.0
+        square += self.rows_square if self.is_cut else 0.0
         if self._joint_steps:
-            found += self.averaged
             gradients = [one.grad for one in self.averaged if one.grad is not None]
             square += self.share * sum(float(one.double().square().sum()) for one in gradients)
-        if not found:
-            return [], 0.0
         own = torch.tensor([square], dtype=torch.float64)
-        return found, float(self._exchange.sum_(own, "norm of parts"))
+        return float(self._exchange.sum_(own, "norm"))
+
+    def join_statistics(self) -> None:
+        """Average the statistics of ranks that have their own ones: none here."""
+
+    def join_counters(self) -> None:
+        """Give all ranks the counters that only some of them count: none here."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -155,12 +224,17 @@ class LayoutWork:
         for parameter in self.averaged:
             parameter.grad = None
         self._sent.clear()
+        self._gathered.clear()
         self.own_square, self.joint_square, self.overflowed = 0.0, 0.0, False
         self.squares, self.rows_square = [0.0] * self._exchange.size, 0.0
 
     def begin_part(self, part: int, *, last: bool) -> None:
         """The forward pass of a micro-batch begins."""
         self.last = last
+        self.begin_pass(part)
+
+    def begin_pass(self, part: int) -> None:
+        """A pass over a micro-batch begins, forward or backward."""
         for one in self.sharded:
             one.part = part
 
@@ -176,19 +250,17 @@ class LayoutWork:
         square = late.square(own)
         self.own_square += square
         self.overflowed |= not math.isfinite(square)
-        self._sent.append((late, self._gathered(own, late.name)))
-
-    def _gathered(self, own: Factors, name: str) -> Started[list[list[torch.Tensor]]]:
-        # In an order of their own: ranks may have unlike gradients to sum between them.
-        return self._exchange.start_gather(own, f"factors {name}", order="gathers")
+        self._sent.append((late, late.gather(own)))
 
     def send_rest(self) -> None:
         """After the backward pass: send what is left, and make the gradients of sharded layers."""
         for late in self._late[len(self._sent) :]:
             self._send(late)
         for one in self.sharded:
-            squares = one.finish(self.loss_scale)
-            self.squares = [sum(pair) for pair in zip(self.squares, squares, strict=True)]
+            with joint_work(one.name):
+                squares = one.finish(self.loss_scale)
+            for rank, square in zip(one.members, squares, strict=True):
+                self.squares[rank] += square
             gradients = [each.grad for each in one.parameters.values() if each.grad is not None]
             self.rows_square += sum(float(each.double().square().sum()) for each in gradients)
         self.overflowed |= not math.isfinite(self.rows_square)
@@ -196,14 +268,29 @@ class LayoutWork:
             gradients = [one.grad for one in self.averaged if one.grad is not None]
             self.overflowed |= not all(bool(one.isfinite().all()) for one in gradients)
 
+    def wait(self) -> None:
+        """Wait for the factors of all ranks."""
+        for late, started in self._sent:
+            with joint_work(late.name):
+                self._gathered[late.name] = self._finish_gather(started)
+
     def finish(self) -> None:
-        """Wait for the factors of all ranks, and set the gradients."""
-        for late, gathered in self._sent:
-            parts = [Factors(*one) for one in self._exchange.finish(gathered)]
-            self.joint_square += late.finish(parts)
+        """Set the gradients from the factors of all ranks, after a wait for those not there yet."""
+        for late, started in self._sent:
+            with joint_work(late.name):
+                found = self._gathered.pop(late.name, None)
+                parts = self._finish_gather(started) if found is None else found
+                self._note_square(late, late.finish(parts))
             self._computed(late.name, "weight_gradient", sum(len(one.inputs) for one in parts))
         if self._joint_steps:
             self._own_gradients()
+
+    def _finish_gather(self, started: Started[list[list[torch.Tensor]]]) -> list[Factors]:
+        return [Factors(*one) for one in self._exchange.finish(started)]
+
+    def _note_square(self, late: LateMultiplied, square: float) -> None:
+        """|g|² of a layer that this rank has multiplied."""
+        self.joint_square += square
 
     def _own_gradients(self) -> None:
         """Set the averaged layers' gradients to those of this rank's own mean loss."""

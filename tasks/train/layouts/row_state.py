@@ -1,22 +1,35 @@
-"""Puts together tensors of which every rank holds some rows: for checkpoints and new groups."""
+"""Tensors of which every rank holds some rows: for checkpoints, and to other ranks in new groups.
+
+Rows go in pieces of bounded size: a rank needs memory for the rows that it keeps and one piece.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.tasks.train.exchange.collective import take_document
+from trainwright.tasks.train.exchange.collective import PIECE_BYTES, take_document
+from trainwright.tasks.train.layouts.cut_tensors import Cuts
 
 if TYPE_CHECKING:
-    from trainwright.tasks.train.rank.replica import Replica
+    from trainwright.tasks.train.rank.held_state import HeldState
 
 Shapes = Mapping[str, Mapping[str, tuple[list[int], str]]]
 """By file and name: shape and type of a whole tensor."""
 
 
-def row_shapes(rank: Replica) -> Shapes:
+class HeldRows(NamedTuple):
+    """Rows [begin, end) of a layer that a rank has and sends."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+def row_shapes(rank: HeldState) -> Shapes:
     """The whole tensors whose rows are on several ranks."""
     return {
         file: {
@@ -30,52 +43,127 @@ def row_shapes(rank: Replica) -> Shapes:
     }
 
 
-def whole_rows(rank: Replica, shapes: Shapes, *, holds: bool) -> dict[str, dict[str, torch.Tensor]]:
-    """The whole tensors in host memory, by file and name. All ranks call it with equal `shapes`.
+def whole_rows(rank: HeldState) -> dict[str, dict[str, torch.Tensor]]:
+    """The whole tensors in host memory, by file and name. All ranks call it at once.
 
-    A rank that does not hold current rows adds none. The bytes are summed as integers, with zeros
-    from all ranks but one: Horovod does not sum all types.
+    The bytes are summed as integers, with zeros from all ranks but one: Horovod does not sum all
+    types.
     """
     own = rank.sharded_tensors()
     found: dict[str, dict[str, torch.Tensor]] = {}
-    for file, tensors in shapes.items():
+    for file, tensors in row_shapes(rank).items():
         found[file] = {}
         for name, (shape, dtype) in tensors.items():
-            whole = torch.zeros(shape, dtype=getattr(torch, dtype))
-            if holds:
-                value, sharded = own[file][name]
-                sharded.place_in(whole, value)
-            padding = torch.zeros(-whole.nbytes % 4, dtype=torch.uint8)
-            content = torch.cat([whole.reshape(-1).view(torch.uint8), padding])
-            rank.collective.sum_(content.view(torch.int32), f"whole {name}")
-            found[file][name] = content[: whole.nbytes].view(whole.dtype).view(shape)
+            content, whole = _empty(shape, getattr(torch, dtype))
+            value, cut = own[file][name]
+            first = cut.own[0]
+            for part in senders_of(cut.cuts or [], cut.total) or []:
+                if part.rank == rank.collective.rank:
+                    held = value.detach()[part.begin - first : part.end - first]
+                    whole[part.begin : part.end] = held.cpu()
+            for place, piece in enumerate(content.split(PIECE_BYTES // 4)):
+                rank.collective.sum_(piece, f"whole {name} {place}")
+            found[file][name] = whole
     return found
 
 
-def hold_all_rows(rank: Replica, source: int, *, holds: bool) -> bool:
-    """In a new group: give every rank all rows, if they are all still there.
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros as 32-bit integers, and the tensor of another shape and type in the same memory."""
+    size = math.prod(shape) * dtype.itemsize
+    content = torch.zeros(-(-size // 4), dtype=torch.int32)
+    return content, content.view(torch.uint8)[:size].view(dtype).view(shape)
 
-    All ranks call it. `source` has the newest state; `holds`: whether this rank has it too. Returns
-    whether all rows are there.
+
+def move_rows(rank: HeldState, source: int, cuts: Mapping[str, Cuts], *, holds: bool) -> bool:
+    """Let each rank hold its rows of some cuts, of layers that are sharded now.
+
+    All ranks call it. Layers without cuts are held whole afterwards, in host memory. `source` has
+    the newest state; `holds`: whether this rank has it too. If ranks hold only whole layers, or
+    rows are lost, nothing changes. Returns whether all rows are there.
     """
-    peers, layers = rank.collective, rank.rows_of_layers()
+    peers, layers = rank.collective, rank.sharded_layers
     if not layers:
         return True
-    # By rank: whether it holds a part only, and whether it has the newest state and all rows. A
-    # rank may hold all if others were lost while the last group formed.
-    found = torch.zeros(2 * peers.size + len(layers), dtype=torch.float64)
-    found[peers.rank] = rank.is_cut
-    found[peers.size + peers.rank] = holds and not rank.is_cut
+    # By rank and layer: the rows that it has of the newest state, and whether it has a part only.
+    # A rank may have all rows if others were lost while the last group formed.
+    table = torch.zeros(peers.size, len(layers), 3, dtype=torch.float64)
+    table[peers.rank, :, 2] = torch.tensor([float(one.cuts is not None) for one in layers])
     if holds:
-        found[2 * peers.size :] = torch.tensor([held for held, _ in layers])
-    cut, whole, held = peers.sum_(found, "rows held").split([peers.size, peers.size, len(layers)])
-    if not cut.any():
+        table[peers.rank, :, :2] = torch.tensor([one.own for one in layers], dtype=torch.float64)
+    peers.sum_(table, "rows held")
+    if not table[:, :, 2].any():
         return True
-    if whole.any():
-        source = int(whole.argmax())
-        holds = peers.rank == source
-    elif held.tolist() != [total for _, total in layers]:
-        return False
-    shapes = take_document(peers, row_shapes(rank) if peers.rank == source else {}, "rows", source)
-    rank.hold_all_rows(whole_rows(rank, shapes, holds=holds))
+    senders: dict[str, list[HeldRows]] = {}
+    for place, one in enumerate(layers):
+        every = senders_of(table[:, place, :2].long().tolist(), one.total)
+        if every is None:
+            return False
+        senders[one.name] = every
+    shapes: Shapes = take_document(
+        peers, row_shapes(rank) if peers.rank == source else {}, "rows", source
+    )
+    rows = {
+        file: {
+            name: _moved(rank, file, name, shape, getattr(torch, dtype), senders, cuts)
+            for name, (shape, dtype) in tensors.items()
+        }
+        for file, tensors in shapes.items()
+    }
+    # A barrier: until all have their rows, they keep those that they had.
+    peers.sum_(torch.zeros(1, dtype=torch.float64), "rows moved")
+    rank.take_rows(rows, cuts)
     return True
+
+
+def senders_of(held: Sequence[Sequence[int]], total: int) -> list[HeldRows] | None:
+    """Which rank sends which rows, each row once; `held`: the rows [begin, end) of each rank.
+
+    None if nobody has one of them.
+    """
+    found: list[HeldRows] = []
+    at = 0
+    while at < total:
+        further = [(end, -number) for number, (begin, end) in enumerate(held) if begin <= at < end]
+        if not further:
+            return None
+        end, number = max(further)
+        found.append(HeldRows(-number, at, end))
+        at = end
+    return found
+
+
+def _moved(
+    rank: HeldState,
+    file: str,
+    name: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    senders: Mapping[str, Sequence[HeldRows]],
+    cuts: Mapping[str, Cuts],
+) -> torch.Tensor:
+    """This rank's rows of a tensor, in host memory."""
+    peers, layer = rank.collective, rank.sharded_of(file, name)
+    wanted = cuts.get(layer.name, [(0, layer.total)] * peers.size)
+    begin, end = wanted[peers.rank]
+    found = torch.empty([end - begin, *shape[1:]], dtype=dtype)
+    row_bytes = math.prod(shape[1:]) * dtype.itemsize
+    if not row_bytes:
+        return found
+    step = max(1, PIECE_BYTES // row_bytes)
+    for sender in senders[layer.name]:
+        for first in range(sender.begin, sender.end, step):
+            last = min(first + step, sender.end)
+            takers = [
+                number for number, (low, high) in enumerate(wanted) if low < last and first < high
+            ]
+            content, piece = _empty([last - first, *shape[1:]], dtype)
+            if sender.rank == peers.rank:
+                value, _ = rank.sharded_tensors()[file][name]
+                offset = layer.own[0]
+                piece.copy_(value.detach()[first - offset : last - offset])
+            if takers not in ([], [sender.rank]):
+                peers.sum_(content, f"rows {name} {first}")
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                found[low - begin : high - begin] = piece[low - first : high - first]
+    return found

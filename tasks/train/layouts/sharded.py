@@ -14,7 +14,7 @@ Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053 (with equal parts).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -23,6 +23,8 @@ from torch.nn import functional  # noqa: TID253
 
 from trainwright.estimator.precision import wide
 from trainwright.tasks.train.exchange.group_exchange import Exchange
+from trainwright.tasks.train.exchange.rank_group import RankGroup
+from trainwright.tasks.train.layouts.cut_tensors import CutTensors
 from trainwright.tasks.train.layouts.factors import (
     Dense,
     Factors,
@@ -34,29 +36,25 @@ from trainwright.tasks.train.layouts.factors import (
     square,
     without_padding,
 )
-
-Cuts = Sequence[tuple[int, int]]
-"""The rows [begin, end) of each rank, one after another."""
+from trainwright.tasks.train.out_of_memory import joint_work
 
 
-class Sharded:
-    """Replaces a dense module's `forward`. From `cut` to `join`, its parameters are some rows.
+class Sharded(CutTensors):
+    """Replaces a dense module's `forward`. From `cut` to `join`, its parameters are some rows."""
 
-    The parameters remain the same objects, so that the optimizer keeps them.
-    """
-
-    def __init__(self, name: str, module: Dense, exchange: Exchange) -> None:
-        self.name, self.module, self._exchange = name, module, exchange
+    def __init__(
+        self,
+        name: str,
+        module: Dense,
+        exchange: Exchange | RankGroup,
+        before: CutTensors | None = None,
+    ) -> None:
+        """`before`: the same layer of another layout, whose rows the module has."""
+        self.module = module
         bias: Any = getattr(module, "bias", None)
         weight: nn.Parameter = module.weight  # type: ignore[assignment]  # torch says Tensor
-        self.parameters = {f"{name}.weight": weight} | (
-            {} if bias is None else {f"{name}.bias": bias}
-        )
-        """by name: those that are cut"""
-        self.total = len(module.weight)
-        self.cuts: Cuts | None = None
-        """None: this rank holds all rows"""
-        self._own = (0, self.total)
+        parameters = {f"{name}.weight": weight} | ({} if bias is None else {f"{name}.bias": bias})
+        super().__init__(name, parameters, exchange, before)
         self.computed: Callable[[str, ProductPhase, float], None] = lambda *_: None
         """called after a product: layer, phase, rows of all ranks · share of the weight's rows"""
         self.widens = False
@@ -65,53 +63,41 @@ class Sharded:
         """the number of the micro-batch"""
         self._kept: list[list[Factors]] = []
         """by call: the factors of each rank"""
-        module.forward = self  # type: ignore[assignment, method-assign]
-
-    def cut(self, cuts: Cuts) -> None:
-        """Keep this rank's rows only."""
-        self.cuts, self._own = cuts, cuts[self._exchange.rank]
-        begin, end = self._own
-        for parameter in self.parameters.values():
-            parameter.grad = None
-            parameter.data = parameter.data[begin:end].clone()
-
-    def join(self, wholes: Mapping[str, torch.Tensor]) -> None:
-        """Hold all rows again, from whole tensors by name."""
-        self.cuts, self._own = None, (0, self.total)
-        for name, parameter in self.parameters.items():
-            parameter.grad = None
-            parameter.data = wholes[name]
-
-    def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor, a copy."""
-        begin, end = self._own
-        return whole[begin:end].clone()
+        module.forward = self  # type: ignore[method-assign]
 
     @property
-    def rows_held(self) -> int:
-        """How many rows this rank has; all if it is not cut."""
-        return self._own[1] - self._own[0]
+    def members(self) -> Sequence[int]:
+        """The ranks that compute the layer."""
+        return self._exchange.members
 
-    def place_in(self, whole: torch.Tensor, own: torch.Tensor) -> None:
-        """Write this rank's rows into a whole tensor."""
-        begin, end = self._own
-        whole[begin:end] = own.detach().cpu()
+    @property
+    def used(self) -> bool:
+        """Whether the layer ran in this step."""
+        return bool(self._kept)
+
+    def release(self) -> None:
+        """Give the module its own `forward` back. The rank holds all rows."""
+        vars(self.module).pop("forward")
 
     def begin(self) -> None:
         """A step begins."""
         self._kept.clear()
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
         if self.cuts is None:
-            return forward_of(self.module, inputs)
-        rows = rows_of(self.module, inputs)
-        found: torch.Tensor = _Divided.apply(*self._given(rows), self)  # type: ignore[no-untyped-call]
+            return forward_of(self.module, input)
+        rows = rows_of(self.module, input)
+        kind = rows.device.type
+        if rows.is_floating_point() and torch.is_autocast_enabled(kind):
+            rows = rows.to(torch.get_autocast_dtype(kind))  # as autocast does before the product
+        with joint_work(self.name):
+            found: torch.Tensor = _Divided.apply(*self._given(rows), self)  # type: ignore[no-untyped-call]
         if isinstance(self.module, nn.Conv2d):
-            places = (inputs.shape[0], *inputs.shape[2:])
+            places = (input.shape[0], *input.shape[2:])
             return found.view(*places, found.shape[1]).movedim(-1, 1)
         if isinstance(self.module, nn.Embedding):
-            return found.view(*inputs.shape, found.shape[1])
-        return found.view(*inputs.shape[:-1], found.shape[1])
+            return found.view(*input.shape, found.shape[1])
+        return found.view(*input.shape[:-1], found.shape[1])
 
     def _given(self, rows: torch.Tensor) -> tuple[Any, ...]:
         # With the bias as an argument, the backward pass comes also if only the bias is trained.
@@ -127,7 +113,8 @@ class Sharded:
 
     def gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The inputs of all ranks."""
-        came = self._exchange.gather([self._sent(rows)], self._named("inputs"))
+        # Detached: what is kept of the step must not keep its graph.
+        came = self._exchange.gather([self._sent(rows.detach())], self._named("inputs"))
         return [one.to(rows.dtype) for (one,) in came]
 
     def _sent(self, one: torch.Tensor) -> torch.Tensor:
@@ -158,7 +145,7 @@ class Sharded:
         ):
             raise IndexError(f"index out of range: {self.name} has the rows 0 to {self.total - 1}")
         pieces = [
-            weight[tokens[self._has(tokens, self._exchange.rank)] - self._own[0]]
+            weight[tokens[self._has(tokens, self._exchange.rank)] - self.own[0]]
             for tokens in everyone
         ]
         self._note("forward", everyone)
@@ -208,10 +195,10 @@ class Sharded:
     def _of_table(self, tokens: torch.Tensor, gradients: torch.Tensor) -> Factors:
         """Factors of this rank's rows of a table, which it counts from 0."""
         kept = without_padding(self.module, Factors(tokens, gradients))
-        return Factors(kept.inputs - self._own[0], kept.gradients)
+        return Factors(kept.inputs - self.own[0], kept.gradients)
 
     def finish(self, loss_scale: float) -> list[float]:
-        """Set the gradients of this rank's rows. Returns |h_r|² of each rank r's samples."""
+        """Set the gradients of this rank's rows. Returns |h_r|² of the samples of each member r."""
         if not self._kept:
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -249,9 +236,10 @@ class _Divided(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         owner = ctx.owner
-        found = owner.input_gradient(
-            ctx.everyone,
-            gradients[0],
-            wanted=ctx.needs_input_grad[0],
-        )
+        with joint_work(owner.name):
+            found = owner.input_gradient(
+                ctx.everyone,
+                gradients[0],
+                wanted=ctx.needs_input_grad[0],
+            )
         return found, None, None, None

@@ -31,13 +31,15 @@ class RankEvent(MembershipEvent):
 
 @dataclass(frozen=True)
 class MemoryShortage:
-    """A rank ran out of memory with a batch of `batch_size`."""
+    """A rank ran out of memory with a batch of `batch_size`, or with all ranks' rows in `layer`."""
 
     batch_size: int
     fits: int = 0
     """the largest batch with which it has finished a step"""
     memory_bytes: float | None = None
     """memory of its device that is free or held by the rank; None: unknown"""
+    layer: str = ""
+    """the layer whose rows of all ranks did not fit: a smaller batch of one rank would not help"""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class ProcessEnded(RankEvent):
     log: str
     out_of_memory: bool
     """whether the kernel killed it for lack of memory"""
+    stage: str = ""
+    """if it was a stage of a pipeline: that the stage does not fit, and what takes less"""
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,14 @@ class SplitChanged(MembershipEvent):
     """The batch of each device changed; in the order of the devices' numbers."""
 
     batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayoutPlanned(MembershipEvent):
+    """A better layout for the current members is there."""
+
+    members: tuple[int, ...]
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,24 @@ from trainwright.tasks.train.worker_group import WorkerGroup
 
 def admit(state: MembershipState) -> None:
     """Ask all to leave their group between two steps if another rank is ready to join them."""
+    if may_leave(state) and set(state.capacity.usable(state.ready())) - set(state.members):
+        ask_to_leave(state)
+
+
+def may_leave(state: MembershipState) -> bool:
+    """Whether all members train, so that they can be asked to leave between two steps."""
     inside = state.inside()
     ends = state.leaving_since is not None or state.aborted_at is not None
     if state.policy.searches or state.giving_up is not None or ends or not inside:
-        return
-    if any(rank.status == "joining" or rank.done for rank in inside):
-        return
-    if set(state.capacity.usable(state.ready())) - set(state.members):
-        state.leaving_since = state.now
-        numbers = tuple(rank.number for rank in inside)
-        state.instruct(instruction.AskToLeave(numbers, state.generation))
+        return False
+    return not any(rank.status == "joining" or rank.done for rank in inside)
+
+
+def ask_to_leave(state: MembershipState) -> None:
+    """Ask all members to leave their group between two steps."""
+    state.leaving_since = state.now
+    numbers = tuple(rank.number for rank in state.inside())
+    state.instruct(instruction.AskToLeave(numbers, state.generation))
 
 
 def form(state: MembershipState) -> None:
@@ -113,6 +121,7 @@ def _start(
         end=end,
         broken=state.aborted_at is not None,
         limits={number: limits[number] for number in members if number in limits},
+        summed=list(state.summed),
     )
     state.instruct(instruction.FormGroup(group))
     state.members, state.reasons = members, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -24,12 +25,23 @@ class MembershipPolicy:
     faults: FaultPolicy
     searches: bool = False
     """whether this is a learning-rate search: no checkpoints, and all ranks restart together"""
+    may_sum: bool = True
+    """whether the job lets any layer be summed"""
+    shares: tuple[int, ...] = ()
+    """of the batch, by device; empty: what each computes"""
 
     @classmethod
     def of(cls, order: Order) -> Self:
         """The policy of a launch."""
         job, devices = order.request.job, tuple(order.request.plan.devices)
-        return cls(devices, job.devices.min_count, job.train.faults, order.mode == "ramp")
+        return cls(
+            devices,
+            job.devices.min_count,
+            job.train.faults,
+            searches=order.mode == "ramp",
+            may_sum=job.train.dense is None,
+            shares=tuple(order.request.plan.shares),
+        )
 
 
 @dataclass
@@ -66,16 +78,24 @@ class RankState:
 class MembershipState:
     """The processes of a launch and their current worker group, by number of the plan's device."""
 
-    def __init__(self, policy: MembershipPolicy, checkpoint: str | None, committed: int) -> None:
+    def __init__(
+        self,
+        policy: MembershipPolicy,
+        checkpoint: str | None,
+        committed: int,
+        summed: Sequence[str] = (),
+    ) -> None:
         self.policy, self.faults, self.devices = policy, policy.faults, policy.devices
         self.now = 0.0
         self.ended = False
         self.instructions: list[Instruction] = []
         self.checkpoint, self.committed = checkpoint, committed
         """the folder of the checkpoint to start from; steps that the newest one holds"""
-        self.split = tuple(device.batch_size for device in policy.devices)
+        self.split = policy.shares or tuple(device.batch_size for device in policy.devices)
         self.capacity = TrainingCapacity(self.split, policy.min_count)
         self.restarts = RestartLimits(policy.faults.restarts)
+        self.summed = [*summed]
+        """layers that are summed, as the rows of all ranks did not fit into a device's memory"""
         # Processes.
         self.ranks: dict[int, RankState] = {}
         self.unreachable: set[int] = set()

@@ -18,6 +18,8 @@ It reads no clock and does no I/O: each event carries its time, and timeouts app
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainwright.tasks.errors import TrainingFailed, TrainwrightError
 from trainwright.tasks.train.membership import event, instruction, next_group, transitions
 from trainwright.tasks.train.membership.state import MembershipPolicy, MembershipState, RankState
@@ -32,10 +34,18 @@ class Membership:
     """The state machine of one launch."""
 
     def __init__(
-        self, policy: MembershipPolicy, *, checkpoint: str | None = None, committed: int = 0
+        self,
+        policy: MembershipPolicy,
+        *,
+        checkpoint: str | None = None,
+        committed: int = 0,
+        summed: Sequence[str] = (),
     ) -> None:
-        """`checkpoint`: the folder to start from, which holds `committed` steps; None: step 0."""
-        self._state = MembershipState(policy, checkpoint, committed)
+        """`checkpoint`: the folder to start from, which holds `committed` steps; None: step 0.
+
+        `summed`: layers that earlier launches had to sum, as memory ran out.
+        """
+        self._state = MembershipState(policy, checkpoint, committed, summed)
 
     def handle(self, *events: event.MembershipEvent) -> list[instruction.Instruction]:
         """Apply events. Returns the instructions for the launcher, in order.

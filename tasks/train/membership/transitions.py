@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed
-from trainwright.tasks.train.membership import event, instruction, watchdog
+from trainwright.tasks.train.membership import event, instruction, next_group, watchdog
 from trainwright.tasks.train.membership.state import MembershipState, RankState
 
 STOP_GRACE_S = 3.0
@@ -47,7 +47,10 @@ def _(ready: event.RankReady, state: MembershipState) -> None:
         _abort(state)  # the rank's sums have failed
     state.fruitless.sum_error = state.fruitless.sum_error or ready.sum_error
     if ready.shortage is not None:
-        _limit_batch(state, rank.number, ready.shortage)
+        if ready.shortage.layer:
+            _sum_layer(state, rank.number, ready.shortage.layer)
+        else:
+            _limit_batch(state, rank.number, ready.shortage)
         _abort(state)
 
 
@@ -85,8 +88,11 @@ def _(ended: event.ProcessEnded, state: MembershipState) -> None:
         state.last_cause = TrainingFailed(said, rank=rank.number)
     state.restarts.died(rank.number)
     state.reasons.append(f"{name} {how}")
-    batch = state.split[rank.number]
-    if ended.out_of_memory and rank.status == "joined" and batch > 0:
+    batch, short = state.split[rank.number], ended.out_of_memory and rank.status == "joined"
+    if short and ended.stage:
+        said = f"{name} {how}: {ended.stage}; its log is {ended.log}"
+        raise TrainingFailed(said, rank=rank.number)
+    if short and batch > 0:
         _limit_batch(state, rank.number, event.MemoryShortage(batch))
     if rank.number in state.members and rank.status != "ready":
         _abort(state)
@@ -110,6 +116,30 @@ def _limit_batch(state: MembershipState, number: int, shortage: event.MemoryShor
     limit = state.capacity.limit(number, shortage, predicted)
     said = f"{state.name(number)} ran out of memory with a batch of {shortage.batch_size}"
     said += f"; its batch is now limited to {limit}" if limit else "; not even one sample fits"
+    state.reasons.append(said)
+    state.last_cause = TrainingFailed(said, rank=number)
+
+
+def _sum_layer(state: MembershipState, number: int, layer: str) -> None:
+    """Let a layer be summed, as a device's memory does not hold the rows of all ranks in it.
+
+    Raises TrainingFailed if the job does not permit that.
+    """
+    said = (
+        f"{state.name(number)} ran out of memory in layer {layer}, for which it works on the rows "
+        "of all ranks"
+    )
+    if not state.policy.may_sum:
+        kept = f"; the checkpoint of step {state.committed} is kept" if state.committed else ""
+        raise TrainingFailed(
+            f"{said}, and train.layout permits no other way; use a smaller train.global_batch_size "
+            f"or leave train.layout to the planner{kept}",
+            rank=number,
+            layer=layer,
+        )
+    if layer not in state.summed:
+        state.summed.append(layer)
+    said += "; its gradients are summed from now on"
     state.reasons.append(said)
     state.last_cause = TrainingFailed(said, rank=number)
 
@@ -175,6 +205,15 @@ def _(back: event.RolledBack, state: MembershipState) -> None:
 @apply.register
 def _(changed: event.SplitChanged, state: MembershipState) -> None:
     state.split = changed.batch_sizes
+
+
+@apply.register
+def _(planned: event.LayoutPlanned, state: MembershipState) -> None:
+    """Let the members form their group again; one of other members gets its layout anyway."""
+    same = list(planned.members) == state.members == [rank.number for rank in state.inside()]
+    if same and state.stop_asked_at is None and next_group.may_leave(state):
+        state.reasons.append(planned.reason)
+        next_group.ask_to_leave(state)
 
 
 # -- of the launch and of time ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ and the inaccuracy of sleeping are part of the emulated time. Waiting for other 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.curves import LayerCost
 from trainwright.estimator.devices import EMULATED_SAMPLE_S
+from trainwright.estimator.memory.recompute_names import covered
 from trainwright.tasks.runs.artefacts.layout import Sync
 from trainwright.tasks.train.layouts.factors import PHASES, ProductPhase
 
@@ -52,8 +53,11 @@ class EmulatedDevice:
         syncs: Mapping[str, Sync],
         own_s: Callable[[], float],
         sleep: Callable[[float], object] = time.sleep,
+        recomputed: Sequence[str] = (),
     ) -> None:
         """`layers`: costs in proportion to each other; `syncs`: by layer, where it is not `sum`.
+
+        `recomputed`: modules whose forward pass is done again, which takes its time again.
 
         `own_s` is a clock that stands still while the rank waits for others.
         """
@@ -62,29 +66,41 @@ class EmulatedDevice:
         total = sum(costs.values())
         scale = EMULATED_SAMPLE_S / speed / total if total > 0 else 0.0
         self._sample_s = {action: scale * cost for action, cost in costs.items()}
-        self._joint = {(name, phase) for name, sync in syncs.items() for phase in _JOINT[sync]}
-        self._joint_sample_s = sum(self._sample_s.get(action, 0.0) for action in self._joint)
+        self._layers = [one.name for one in layers]
+        self.follow(syncs, recomputed)
         self.due_s = 0.0
         """emulated time of the step so far"""
         self._joint_due_s = 0.0
         self._began_s = 0.0
         self._samples = 0
-        self._layers = {one.name for one in layers}
-        self._done: set[tuple[str, ProductPhase]] = set()
+        self.later: Collection[str] = ()
+        """the layers whose weight gradients backward passes leave out"""
+        self._done: set[tuple[str, ProductPhase, bool]] = set()
         self._active = False
+
+    def follow(self, syncs: Mapping[str, Sync], recomputed: Sequence[str] = ()) -> None:
+        """Work by a layout with these syncs and recomputed modules from the next step on."""
+        self._joint = {(name, phase) for name, sync in syncs.items() for phase in _JOINT[sync]}
+        self._joint_sample_s = sum(self._sample_s.get(action, 0.0) for action in self._joint)
+        self._again = covered(recomputed, self._layers)
+        self._again_sample_s = sum(self._sample_s[name, "forward"] for name in self._again)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Register hooks on the model's layers."""
+        known = set(self._layers)
         for name, module in model.named_modules():
             name = name or type(module).__name__
-            if name in self._layers:
+            if name in known:
                 module.register_forward_hook(self._hook(name))
 
     def _hook(self, name: str) -> Callable[[Any, Any, Any], None]:
         def after(module: Any, _: Any, outputs: Any) -> None:
             if not self._active:
                 return
-            self.forward(name)
+            if torch._C._current_autograd_node() is None:
+                self.forward(name)
+            else:
+                self.forward_again(name)
             for one in tree_leaves(outputs):
                 if isinstance(one, torch.Tensor) and one.requires_grad:
                     # Runs before the layer's backward pass, so that gradients leave after it.
@@ -106,16 +122,27 @@ class EmulatedDevice:
         """A layer has run forward."""
         self._own(layer, "forward")
 
+    def forward_again(self, layer: str) -> None:
+        """A layer has run forward for the backward pass."""
+        if layer in self._again:
+            self._own(layer, "forward", again=True)
+
     def backward(self, layer: str) -> None:
         """A layer runs backward."""
         self._own(layer, "input_gradient")
-        self._own(layer, "weight_gradient")
+        if layer not in self.later:
+            self._own(layer, "weight_gradient")
 
-    def _own(self, layer: str, phase: ProductPhase) -> None:
+    def later_weights(self, layers: Iterable[str]) -> None:
+        """The weight gradients that backward passes left out are made."""
+        for layer in layers:
+            self._own(layer, "weight_gradient")
+
+    def _own(self, layer: str, phase: ProductPhase, *, again: bool = False) -> None:
         """An action on the micro-batch of this rank; counted once, however often a layer runs."""
         action = layer, phase
-        if self._active and action not in self._joint and action not in self._done:
-            self._done.add(action)
+        if self._active and action not in self._joint and (*action, again) not in self._done:
+            self._done.add((*action, again))
             self.due_s += self._sample_s.get(action, 0.0) * self._samples
             self._catch_up(LEAST_SLEEP_S)
 
@@ -127,9 +154,14 @@ class EmulatedDevice:
             self._joint_due_s += seconds
             self._catch_up(LEAST_SLEEP_S)
 
+    def end_stage(self) -> None:
+        """The rank has run all passes of a step of its stage."""
+        self._catch_up(0.0)
+
     def end_passes(self, samples: float) -> None:
         """The rank has run all passes of the step, of so many samples in all."""
-        whole = (EMULATED_SAMPLE_S / self._speed - self._joint_sample_s) * samples
+        sample_s = EMULATED_SAMPLE_S / self._speed + self._again_sample_s
+        whole = (sample_s - self._joint_sample_s) * samples
         self.due_s = whole + self._joint_due_s
         self._catch_up(0.0)
 

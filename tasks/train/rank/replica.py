@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - only ranks import this
 
@@ -15,29 +17,29 @@ from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
-from trainwright.tasks.errors import BadInput, TrainingFailed
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.batch.sampling import epoch_order
-from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
-from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
-from trainwright.tasks.train.exchange.collective import take_from_first
 from trainwright.tasks.train.exchange.group_exchange import Exchange
-from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
+from trainwright.tasks.train.layouts.averaging import Averaging
+from trainwright.tasks.train.layouts.batch_norm import JointForward, join_batch_norms
+from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
-from trainwright.tasks.train.layouts.row_state import row_shapes, whole_rows
-from trainwright.tasks.train.layouts.sharded import Sharded
-from trainwright.tasks.train.rank import keyed_dropout
+from trainwright.tasks.train.layouts.row_state import move_rows
+from trainwright.tasks.train.passes import keyed_dropout
+from trainwright.tasks.train.passes.recomputed import Recomputed
+from trainwright.tasks.train.pipeline.recomputed_model import RecomputedModel, recompute_in
+from trainwright.tasks.train.pipeline.stage_work import StageWork
 from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
-from trainwright.tasks.train.rank.batch_norm import join_batch_norms
+from trainwright.tasks.train.rank.held_state import HeldState
 from trainwright.tasks.train.rank.optimizer import make_optimizer
-from trainwright.tasks.train.rank.validation_metrics import naive_error
 from trainwright.tasks.train.request import TrainRequest
 
-NAIVE_ROWS = 1 << 16
-"""The most rows from which the scale of MASE is made."""
-_READ_ROWS = 1024
+if TYPE_CHECKING:
+    from trainwright.estimator.trace.cuts.model_cuts import CutModel
 
 
-class Replica:
+class Replica(HeldState):
     """A model with the same parameters as on all other ranks, its optimizer and its data.
 
     `number` is the index of its device in the plan and never changes. Its rank in `collective`
@@ -65,7 +67,6 @@ class Replica:
         self.work = Path(request.work_folder)
         self.classifies = request.schema_.task.endswith("classification")
         self._dtype = PARAMETER_DTYPES[self.spec.precision]
-        self._naive: float | None = None
         self._take(dataset)
         self._build_model(
             definition or model_source.load(Path(request.source_folder), request.entry)
@@ -108,6 +109,13 @@ class Replica:
             definition, request.job.model.config if request.job.model else {}
         )
         self.model = self._newly_built()
+        modules = dict(self.model.named_modules())
+        syncs = request.layout.sync.items()
+        sharded = [name for name, sync in syncs if sync == "rows" and name in modules]
+        rows: list[torch.Tensor] = [one for name in sharded for one in modules[name].parameters()]
+        if request.layout.has_stages:
+            rows = [*self.model.parameters(), *self.model.buffers()]
+        self._place(rows)
         for name, parameter in self.model.named_parameters():
             if parameter.is_complex() and parameter.requires_grad:
                 raise BadInput(
@@ -122,32 +130,117 @@ class Replica:
         )
         self._validation_loss = model_source.loss_function(definition, request.schema_.task)
         self._definition = definition
-        plan = request.plan
-        # Ranks that train alone use the statistics of their own batches.
-        self.alone = plan.layout is not None and plan.layout.alone
-        """whether ranks train alone between averages"""
-        self._joined = [] if self.alone else join_batch_norms(self.model, self.collective)
-        self._layout = LayoutWork(
-            plan.layout, plan.layers, self.model, self.collective, widens=self._unlike_halves()
-        )
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate
         )
+        self._names = {id(one): name for name, one in self.model.named_parameters()}
+        self._joined: list[JointForward] = []
+        self._again: list[Recomputed | RecomputedModel] = []
         self.averaging: Averaging | None = None
-        if plan.layout is not None and plan.layout.averages:
+        self._follow(request.layout)
+
+    def _place(self, rows: Iterable[torch.Tensor]) -> None:
+        """Move all to the device but `rows`, whole copies of sharded layers: `cut` moves theirs."""
+        if self.device.type == "cpu":
+            return
+        apart = {id(one) for one in rows}
+        self.model._apply(lambda one: one if id(one) in apart else one.to(self.device))
+
+    def _follow(self, layout: Layout, held: Mapping[str, CutTensors] | None = None) -> None:
+        """Prepare the model for the steps of a layout; `held`: layers of which it has some rows."""
+        self.layout = layout
+        self.alone = layout.alone
+        """whether ranks train alone between averages"""
+        for joint in self._joined:
+            joint.release()
+        # Ranks that train alone use the statistics of their own batches.
+        alone = self.alone or layout.has_stages
+        self._joined = [] if alone else join_batch_norms(self.model, self.collective)
+        self._layout = self._work_of(layout, held)
+        self._again = self._recompute()
+        before, self.averaging = self.averaging, None
+        if layout.averages:
             self.averaging = Averaging(
                 self._layout.averaged,
                 # In joint steps, statistics are of the joint batch.
                 list(self.model.buffers()) if self.alone else [],
                 self.optimizer,
                 self.collective,
-                plan.layout.average_every or 1,
-                plan.layout.outer,
+                layout.average_every or 1,
+                layout.outer,
             )
+            if before is not None:
+                self.averaging.continue_from(before)
+
+    def _work_of(self, layout: Layout, held: Mapping[str, CutTensors] | None) -> LayoutWork:
+        layers, widens = self.request.layers_in(layout), self._unlike_halves()
+        if layout.has_stages:
+            cut = self._cut_model
+            return StageWork(
+                layout, layers, self.model, cut, self.collective, held=held, widens=widens
+            )
+        return LayoutWork(layout, layers, self.model, self.collective, held=held, widens=widens)
+
+    @functools.cached_property
+    def _cut_model(self) -> CutModel:
+        """Where the model can be cut into stages: the same on all ranks."""
+        # Loaded by pipelines only: these import torch's compiler.
+        from trainwright.estimator.trace.cuts.model_cuts import cut_step
+        from trainwright.estimator.trace.training_step import TrainingStepSpec
+        from trainwright.tasks.extract import batch_spec
+
+        job = self.request.job
+        config = job.model.config if job.model else {}
+        what = TrainingStepSpec(
+            self._definition,
+            config,
+            batch_spec(self.request.schema_),
+            self.spec.optimizer.model_dump(),
+            self.spec.precision,
+        )
+        return cut_step(what, self.device.type)
+
+    def adopt(self, layout: Layout) -> None:
+        """Train by another layout from now on; all else stays. `cut` follows.
+
+        Raises RuntimeError if the rank holds only some rows of a layer that the layout does not
+        shard.
+        """
+        if layout == self.layout:
+            return
+        held = {one.name: one for one in self.sharded_layers if one.cuts is not None}
+        stays = held if layout.has_stages else {n for n in held if layout.sync.get(n) == "rows"}
+        if lacking := [name for name in held if name not in stays]:
+            raise RuntimeError(
+                f"the layout {layout.name}: before it, ranks must hold all rows of "
+                f"{', '.join(lacking)}"
+            )
+        for module in self._again:
+            module.release()
+        self._layout.release()
+        gc.collect()  # a graph that is left would expect gradients of some rows
+        self._follow(layout, held)
+        rows = [one for _, one, sharded in self._layout.parameters() if sharded.cuts is None]
+        self._place(rows)
+        for parameter in {*self.optimizer.state} - {*rows}:
+            state = self.optimizer.state[parameter]
+            moments = [key for key, one in state.items() if getattr(one, "ndim", 0)]
+            state.update({key: state[key].to(parameter.device) for key in moments})
+
+    def _recompute(self) -> list[Recomputed | RecomputedModel]:
+        """Do what the layout says again in backward passes; a stage does it by itself."""
+        names = self._recomputed()
+        if self.layout.has_stages or not names:
+            return []
+        return recompute_in(self.model, names, lambda: self._cut_model)
+
+    def _recomputed(self) -> list[str]:
+        """The modules of this rank whose forward pass is done again in the backward pass."""
+        return self.layout.recomputed(self.request.plan.devices[self.number].id)
 
     def _newly_built(self) -> torch.nn.Module:
         torch.manual_seed(self.spec.seed)
-        return cast(self._new(), self.spec.precision).to(self.device)
+        return cast(self._new(), self.spec.precision)
 
     def begin_anew(self) -> None:
         """Reset parameters, buffers and optimizer to their initial state."""
@@ -163,8 +256,9 @@ class Replica:
         """
         if self._definition.adapt is None:
             return
+        self.model.to(self.device)  # sharded layers too: it runs the whole model
         rows = self.train_rows[:: -(-len(self.train_rows) // ADAPT_ROWS)]
-        inputs, targets = self._given(self.loader.rows(rows))
+        inputs, targets = self.given(self.loader.rows(rows))
         torch.manual_seed(self.spec.seed)
         self.model.eval()  # statistics of batches stay as they are
         model_source.adapt(self._definition, self.model, inputs, targets, self.dataset.names())
@@ -177,175 +271,47 @@ class Replica:
         """
         if self.averaging is not None:
             self.averaging.begin()
-        self._layout.cut(members)
-        for _, parameter, sharded in self._layout.parameters():
+        whole = [
+            (parameter, sharded)
+            for _, parameter, sharded in self._layout.parameters()
+            if sharded.cuts is None
+        ]
+        self._layout.cut(members, self._ids(members), self.device)
+        for parameter, sharded in whole:
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.dim():
-                    state[key] = sharded.own_rows(value)
+                    state[key] = sharded.own_rows(value, self.device)
 
-    def whole_state(self) -> tuple[Tensors, Tensors]:
-        """The tensors of model and optimizer, with all rows of sharded layers.
+    def _ids(self, members: Sequence[int]) -> list[str]:
+        return [self.request.plan.devices[number].id for number in members]
 
-        All ranks of a group call it at once. Only sharded tensors are copies.
-        """
-        model, optimizer = self.model.state_dict(), optimizer_tensors(self.optimizer)
-        if self._layout.is_cut:
-            for file, tensors in whole_rows(self, row_shapes(self), holds=True).items():
-                (model if file == MODEL else optimizer).update(tensors)
+    def cuts_in(self, layout: Layout, members: Sequence[int]) -> dict[str, Cuts]:
+        """The rows of these devices in a layout, of layers that are sharded in it and now."""
+        return self._layout.cuts_in(layout, self._ids(members))
+
+    def change_layout(self, layout: Layout, members: Sequence[int]) -> None:
+        """All ranks of a group, in the same state, train by another layout from now on."""
         if self.averaging is not None:
-            optimizer.update(self.averaging.velocities)
-        return model, optimizer
-
-    def load_optimizer_state(self, tensors: Tensors) -> None:
-        """Load a checkpoint's optimizer. Raises TrainingFailed if it does not fit."""
-        own = {name: one for name, one in tensors.items() if name.startswith(f"{VELOCITY}.")}
-        load_optimizer(
-            self.optimizer, {name: one for name, one in tensors.items() if name not in own}
-        )
-        if self.averaging is not None:
-            self.averaging.velocities = {name: one.to(self.device) for name, one in own.items()}
-
-    def sharded_tensors(self) -> dict[str, dict[str, tuple[torch.Tensor, Sharded]]]:
-        """By file of a checkpoint, and by name: the tensors of which ranks hold some rows each."""
-        model: dict[str, tuple[torch.Tensor, Sharded]] = {}
-        optimizer: dict[str, tuple[torch.Tensor, Sharded]] = {}
-        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
-        for name, parameter, sharded in self._layout.parameters():
-            model[name] = parameter, sharded
-            for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                if isinstance(value, torch.Tensor) and value.dim():
-                    optimizer[f"{key}.{numbers[id(parameter)]}"] = value, sharded
-        return {MODEL: model, OPTIMIZER: optimizer}
-
-    def _in_optimizer(self) -> list[torch.nn.Parameter]:
-        return [one for group in self.optimizer.param_groups for one in group["params"]]
-
-    def rows_of_layers(self) -> list[tuple[int, int]]:
-        """By sharded layer: how many rows this rank has, and how many there are."""
-        return [(one.rows_held, one.total) for one in self._layout.sharded]
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether this rank holds only some rows of sharded layers."""
-        return self._layout.is_cut
-
-    def hold_all_rows(self, rows: Mapping[str, Tensors] | None = None) -> None:
-        """Hold all rows of sharded layers again: these, by file; None: those of a new model."""
-        if not self._layout.sharded:
-            return
-        if rows is None:
-            rows = {MODEL: dict(self._newly_built().state_dict()), OPTIMIZER: {}}
-        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
-        for sharded in self._layout.sharded:
-            sharded.join({name: rows[MODEL][name].to(self.device) for name in sharded.parameters})
-            for parameter in sharded.parameters.values():
-                state = self.optimizer.state.get(parameter, {})
-                for key in [one for one, value in state.items() if getattr(value, "ndim", 0)]:
-                    whole = rows[OPTIMIZER].get(f"{key}.{numbers[id(parameter)]}")
-                    state[key] = (
-                        whole.to(self.device)
-                        if whole is not None
-                        else torch.zeros_like(parameter, dtype=state[key].dtype)
-                    )
-
-    def take_state_from_first(self, source: int = 0) -> None:
-        """Copy parameters, buffers and optimizer state from one rank to all, without sharded rows.
-
-        Needed because different device types round differently.
-        """
-        apart = (
-            {id(one) for _, one, _ in self._layout.parameters()} if self._layout.is_cut else set()
-        )
-        numbers = [n for n, one in enumerate(self._in_optimizer()) if id(one) in apart]
-        names = {name for name, one in self.model.named_parameters() if id(one) in apart}
-        state = [one for name, one in self.model.state_dict().items() if name not in names]
-        state += [
-            one
-            for name, one in optimizer_tensors(self.optimizer).items()
-            if int(name.rpartition(".")[2]) not in numbers
-        ]
-        if self.averaging is not None:
-            state += [one for _, one in sorted(self.averaging.velocities.items())]
-        take_from_first(self.collective, state, "state", source)
+            self.averaging.average(moments=True)
+        move_rows(self, 0, self.cuts_in(layout, members), holds=True)
+        self.take_state_from_first()
+        self.adopt(layout)
+        self.cut(members)
 
     def _unlike_halves(self) -> bool:
         """Whether the plan's devices compute in unlike types of half precision."""
         types = {half_precision(device.type) for device in self.request.plan.devices}
         return self.spec.precision == "amp" and len(types) > 1
 
-    def resend(self) -> None:
-        """Copy late-multiplied layers and their optimizer state from the first rank to all.
-
-        Every rank multiplies their gradients itself, and unlike processors round differently.
-        """
-        late = self._layout.late_parameters
-        moments = [
-            value
-            for parameter in late
-            for _, value in sorted(self.optimizer.state.get(parameter, {}).items())
-            if isinstance(value, torch.Tensor) and value.dim()
-        ]
-        take_from_first(self.collective, [*late, *moments], "resend")
-
-    def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
-        """Allocate an optimizer state to receive another rank's.
-
-        `shapes` is the other rank's `optimizer_shapes`.
-        """
-        if shapes != self.optimizer_shapes():
-            tensors = {
-                name: torch.zeros(shape, dtype=getattr(torch, kind))
-                for name, (shape, kind) in shapes.items()
-            }
-            self.optimizer.state.clear()
-            self.load_optimizer_state(tensors)
-
-    def optimizer_shapes(self) -> dict[str, list[Any]]:
-        """Shape and type of each tensor of the optimizer's state, by name."""
-        return {
-            name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-            for name, tensor in self._optimizer_state().items()
-        }
-
-    def _optimizer_state(self) -> Tensors:
-        """The optimizer's tensors, with those of the outer step of averages."""
-        outer = self.averaging.velocities if self.averaging is not None else {}
-        return optimizer_tensors(self.optimizer) | outer
-
-    def load_state(self, model: dict[str, torch.Tensor]) -> None:
-        """Load a checkpoint's parameters and buffers. Raises TrainingFailed if they don't fit."""
-        try:
-            self.model.load_state_dict(model)
-        except RuntimeError as error:
-            raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
-
-    def _given(self, rows: BatchTensors) -> tuple[Any, torch.Tensor]:
+    def given(self, rows: BatchTensors) -> tuple[Any, torch.Tensor]:
         """Inputs and targets as the model and the loss get them, on the rank's device."""
         found, targets = rows
         inputs = {name: self._to_device(tensor, self._dtype) for name, tensor in found.items()}
         targets = self._to_device(targets, wide(self._dtype))
         return next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets
 
-    def _naive_error(self) -> float | None:
-        """The scale of MASE: the error of the naive one-step forecast on the training rows.
-
-        From at most `NAIVE_ROWS` evenly spaced rows. None unless it is a forecast from an input
-        `history`, (rows, times).
-        """
-        schema = self.request.schema_
-        if schema.task != "forecasting" or len(schema.inputs.get("history", ())) != 1:
-            return None
-        if self._naive is None:
-            spaced = self.train_rows[:: -(-len(self.train_rows) // NAIVE_ROWS)]
-            last, following = [], []
-            for inputs, targets in self.loader.in_turn(spaced, _READ_ROWS):
-                last.append(inputs["history"][:, -1].clone())
-                following.append(targets.reshape(len(targets), -1)[:, 0].clone())
-            self._naive = naive_error(torch.cat(last), torch.cat(following))
-        return self._naive
-
-    def _correct(self, outputs: Any, targets: torch.Tensor) -> float:
+    def correct(self, outputs: Any, targets: torch.Tensor) -> float:
         if not self.classifies or not isinstance(outputs, torch.Tensor):
             return 0.0
         return float((outputs.argmax(dim=1) == targets).sum())

@@ -37,9 +37,17 @@ def part_key(name: str) -> str:
 
 
 def common_parts(state: CheckpointState, since: int) -> list[tuple[str, list[Row]]]:
-    """A checkpoint's epochs and split events from a step on, each with the name of its part."""
+    """A checkpoint's epochs and split events from a step on, each with the name of its part.
+
+    Of an event's layout, only the name. What ranks had averaged stands in result.json alone.
+    """
     found = []
-    for kind, rows in (("epochs", state.epochs), ("splits", state.events)):
+    splits = [
+        {key: one for key, one in row.items() if key != "averaged"}
+        | ({"layout": row["layout"]["name"]} if row.get("layout") else {})
+        for row in state.events
+    ]
+    for kind, rows in (("epochs", state.epochs), ("splits", splits)):
         recent = [row for row in rows if row["step"] >= since]
         for step, own in groupby(recent, key=lambda row: int(row["step"])):
             found.append((f"{kind}-{step:08d}", list(own)))

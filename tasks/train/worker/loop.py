@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,18 @@ class Training:
         self.rows, self.device = len(rank.train_rows), rank.request.plan.devices[rank.number].id
         self.total_samples = self.rows * rank.spec.epochs
         self.state: files.CheckpointState | None = None
+        self.rows_taken: tuple[int, int] | None = None
+        """the newest group since this rank has taken rows of sharded layers, and of which step
+
+        If groups break while they form, it may have rows that no other has, and no other state.
+        The rows don't count if a group formed without this rank: the others may have gone back.
+        """
+        self.generation = 0
+        """of the newest group that this rank has joined"""
         self.last: dict[str, Any] | None = None
         """the last finished step; the same on every rank"""
+        self.summed: list[str] = []
+        """the group's layers that must be summed"""
         self.committed = 0
         """the step of the newest staged checkpoint when the worker group formed"""
         self.saved, self.best_at = 0, 0
@@ -81,8 +92,9 @@ class Training:
 
     def enter(self, group: WorkerGroup) -> None:
         """Synchronise the state with the members of a worker group, and split the batch."""
-        self.committed = group.committed
+        self.committed, self.summed = group.committed, group.summed
         agree(self, group)
+        self.rank.adopt(self.batch.layout(self._state, group))
         self.rank.cut(group.members)
         self.batch.enter(self._state, group)
         self._open_writer()
@@ -122,13 +134,12 @@ class Training:
                 if stepped:
                     self.batch.rebalance(state)
                 if leave:
-                    rank.average()
+                    self.batch.average(state)
                     return None
                 state.epoch, begun = divmod(state.samples, self.rows)
                 if state.epoch != ordered_for:
                     order, ordered_for = rank.epoch_order(state.epoch), state.epoch
                     epoch_started = time.perf_counter()
-                self.batch.obey_replay(state)
                 stopped, leave = self.step(order, begun)
                 stepped = True
             except LossDiverged as error:
@@ -165,25 +176,20 @@ class Training:
             self._checkpoint(last=last)
 
     def step(self, order: Any, begun: int) -> tuple[bool, bool]:
-        """Train one step.
+        """Train one step; in a replay, after what the recorded run changed before it.
 
         Returns whether a stop was requested, and whether all leave the group after it. `order`
         holds the epoch's rows, of which `begun` are taken. The rank's own time is the step's time
         without waiting for other ranks. Raises LossDiverged if the loss diverges.
         """
         rank, state = self.rank, self._state
+        self.batch.obey_replay(state, partial(self._train_alone, order, begun))
         started, waited_s, recording_s = (
             time.perf_counter(),
             rank.collective.wait_s,
             self._recording_s,
         )
-        base = rank.request.learning_rate * state.rate_factor
-        spec = rank.spec
-        rate = learning_rate_at(
-            state.samples, self.total_samples, base, spec.schedule, spec.warm_up
-        )
-        rate *= self.batch.rate_factor(state.step)
-        noise = rank.noise_scale.value
+        rate, noise = self._learning_rate(), rank.noise_scale.value
         rank.learning_rate = rate
         found = rank.step(order, begun, state.step)
         judge(state, found.loss, rate)
@@ -202,6 +208,7 @@ class Training:
         state.epoch_samples += found.samples
         state.samples += found.samples
         state.step += 1
+        self.batch.before_average(state)
         rank.average_if_due()
         updated = time.perf_counter()
         # Recording a step happens after its row is written, so its time counts for the next step.
@@ -220,14 +227,29 @@ class Training:
             memory_bytes=own.memory_bytes,
             energy_j=None if math.isnan(own.energy_j) else own.energy_j,
         )
-        if found.samples == sum(rank.split):  # the last batch of an epoch may be smaller
+        whole = found.samples == sum(rank.split)  # the last batch of an epoch may be smaller
+        if whole:
             self.batch.note(own_s, taken_s)
-            rank.actions.end(own_s)
+        rank.actions.end(own_s, whole=whole)
         if rank.first:
             self._show(found, parts, rate, taken_s)
         self._recording_s = time.perf_counter() - updated
         rank.rest_s = own_s - found.own_s - recording_s + self._recording_s
         return found.stop, found.leave
+
+    def _learning_rate(self) -> float:
+        """The next step's."""
+        state, spec = self._state, self.rank.spec
+        base = self.rank.request.learning_rate * state.rate_factor
+        rate = learning_rate_at(
+            state.samples, self.total_samples, base, spec.schedule, spec.warm_up
+        )
+        return rate * self.batch.rate_factor(state.step)
+
+    def _train_alone(self, order: Any, begun: int, updates: int) -> None:
+        """Do this rank's first updates of the next step, which is not finished."""
+        self.rank.learning_rate = self._learning_rate()
+        self.rank.step_alone(order, begun, self._state.step, updates)
 
     def _go_back(self, what: str) -> None:
         """Return to the last good checkpoint, or to step 0, with half the learning rate."""
@@ -243,8 +265,10 @@ class Training:
                 learning_rate=rank.request.learning_rate * state.rate_factor,
             )
         rank.abandon_step()
-        members = self._members
+        rank.drop_step()
+        members, layout = self._members, rank.layout
         take_all(self, 0, return_to_checkpoint(self))
+        rank.adopt(layout)
         rank.cut(members)
         state = self._state
         self._open_writer()
@@ -298,6 +322,7 @@ class Training:
     def _end_epoch(self, duration_s: float) -> None:
         """Validate, and check whether the metrics are the best so far, or the training ends."""
         rank, state, stopping = self.rank, self._state, self.rank.spec.early_stopping
+        self.batch.before_average(state)
         rank.average()
         validated = rank.validate()
         found = validated.metrics
@@ -348,11 +373,16 @@ class Training:
         rank, state = self.rank, self._state
         if last:
             self.channel.send("saving")  # a stop then allows more time
-        rank.average(moments=True)
+        self.batch.before_average(state)
+        if last and not self._complete:
+            self.batch.average(state, "training stops; ranks average what they did alone")
+        else:
+            rank.average(moments=True)
         rank.take_state_from_first()
         require_finite(rank, state.step)
         rank.join_squares()
         state.split, state.adaptive = list(rank.split), self.batch.document()
+        state.layout, state.summed = rank.layout.name, list(self.summed)
         state.duration_s = self.order.earlier_s + time.time() - self.order.started_at_s
         state.best |= self.best_at > self.committed and self.redo
         self.steps.cut()

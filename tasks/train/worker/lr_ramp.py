@@ -25,10 +25,14 @@ def begin_search(rank: Rank, group: WorkerGroup) -> None:
 
     Each then holds its rows of sharded layers, in the search's snapshots too.
     """
-    planned = [device.batch_size for device in rank.request.plan.devices]
-    rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
+    layout, planned = group.layout or rank.request.layout, rank.request.plan.shares
+    if layout.has_stages:
+        rank.split = planned
+    else:
+        rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
     if rank.is_cut:  # an earlier group was lost
         rank.hold_all_rows()
+    rank.adopt(layout)
     rank.begin_anew()
     rank.adapt()
     rank.take_state_from_first()

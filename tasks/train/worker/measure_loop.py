@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np  # noqa: TID253 - this is a process of its own
 import torch  # noqa: TID253
 
-from trainwright.estimator.curves import Interval
 from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.estimator.predict.loop_cost import LoopCost, LoopWork, fit_loop, loop_work
 from trainwright.estimator.trace import source as model_source
@@ -31,16 +30,14 @@ from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import TrainingStepSpec, prepare
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.runs.artefacts.data_schema import DataSchema
-from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
-from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.channel import Message, PeerStatus, RankStatus
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.worker.loop import Training
+from trainwright.tasks.train.worker.measured_request import measured_request
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 _BATCH, _ROWS = 64, 256
@@ -159,8 +156,9 @@ def case_of(job: Job, work: Path) -> Case:
     assert job.model is not None
     dataset, source = data.load(job.data), Path(job.model.source)
     schema, batch = dataset.schema, int(job.train.global_batch_size)
-    rank = Rank(_request(job, schema, work), dataset, Peers("torch"), torch.device("cpu"), 0)
-    training = Training(rank, _Unheard(), _order(rank.request))
+    asked = measured_request(job, schema, work)
+    rank = Rank(asked, dataset, Peers("torch"), torch.device("cpu"), 0)
+    training = Training(rank, _Unheard(), _order(asked))
     training.enter(
         WorkerGroup(generation=1, members=[0], rendezvous="", checkpoint=None, reason="measured")
     )
@@ -213,40 +211,6 @@ def _job(folder: Path, kind: str) -> Job:
                 "adaptive_split": False,
             },
         }
-    )
-
-
-def _request(job: Job, schema: DataSchema, work: Path) -> TrainRequest:
-    assert job.model is not None
-    source = Path(job.model.source)
-    none = Interval(median=0.0, low=0.0, high=0.0)
-    device = load_pool(None).devices()[0]
-    batch = int(job.train.global_batch_size)
-    planned = PlannedDevice(
-        **device.model_dump(), batch_size=batch, step_time_s=none, peak_memory_bytes=0.0
-    )
-    plan = Plan(
-        feasible=True,
-        objective="time",
-        devices=[planned],
-        global_batch_size=batch,
-        steps_per_epoch=1,
-        epochs=1,
-        strategy={},
-        predicted=None,
-        deadline_s=None,
-        solve_time_s=0.0,
-    )
-    return TrainRequest(
-        job=job,
-        plan=plan,
-        learning_rate=1e-3,
-        schema=schema,
-        source_folder=str(source.parent),
-        entry=source.name,
-        run_uri=None,
-        work_folder=str(work),
-        resume=False,
     )
 
 

@@ -33,7 +33,8 @@ from trainwright.tasks.train.exchange.collective import SUM_S, PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.launcher.rank_process import SPARE
 from trainwright.tasks.train.membership.watchdog import stall_timeout_s
-from trainwright.tasks.train.rank.rank import OutOfMemory, Rank
+from trainwright.tasks.train.out_of_memory import OutOfMemory
+from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker.low_priority import at_low_priority
@@ -90,8 +91,7 @@ def main(order_path: Path, place: str) -> int:
 
 def _stall_timeout_s(order: Order) -> float:
     """How long a sum may take if no launcher watches the ranks."""
-    devices = order.request.plan.devices
-    split = [device.batch_size for device in devices]
+    devices, split = order.request.plan.devices, order.request.plan.shares
     return stall_timeout_s(order.request.job.train.faults.stall_timeout, devices, split)
 
 
@@ -169,8 +169,11 @@ def _take_part(training: Training, peers: Peers, channel: Channel, order: Order)
 
 def _why_out(error: Exception, rank: Rank) -> dict[str, Any]:
     """Why the rank left its group; empty if the error would recur in another group."""
+    if isinstance(error, OutOfMemory) and error.details.get("final"):
+        return {}
     if isinstance(error, OutOfMemory):
-        shortage = {"batch_size": error.details["batch_size"], "fits": rank.fits}
+        of_all = {"layer": error.details["layer"]} if "layer" in error.details else {}
+        shortage = {"batch_size": error.details.get("batch_size", 0), "fits": rank.fits, **of_all}
         return {"out_of_memory": {**shortage, "memory_bytes": rank.memory_bytes()}}
     # a backward pass may have wrapped the loss of a peer
     cause: BaseException | None = error

@@ -95,7 +95,7 @@ class TorchrunChannel:
             generation=1,
             members=list(range(self.size)),
             rendezvous=TORCHRUN,
-            transfers=TORCHRUN if needs_transfers(plan.layout, plan.devices) else "",
+            transfers=TORCHRUN if needs_transfers([plan.layout], plan.devices) else "",
             on_devices=sums_on_devices(plan.devices),
             checkpoint=self._coordinator.folder if self._coordinator is not None else None,
             reason="torchrun",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch.profiler import ProfilerActivity, profile, record_function
 from zoo import Case
 
@@ -9,12 +11,17 @@ _MARK = "the measured step"
 
 
 def peak_bytes(case: Case) -> float:
-    """Peak live bytes in the third step, with the model, the optimizer's state and the batch.
+    """Peak live bytes in the third step, with the model, the optimizer's state and the batch."""
+    return peak_of(case.step)
 
-    The profiler counts only allocations while it runs, so the model is built within it.
+
+def peak_of(build: Callable[[], Callable[[], object]]) -> float:
+    """Peak live bytes in the third call of what is built, with all that it holds.
+
+    The profiler counts only allocations while it runs, so all is built within it.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step = case.step()
+        step = build()
         step()
         step()
         with record_function(_MARK):

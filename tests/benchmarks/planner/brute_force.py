@@ -18,9 +18,9 @@ import numpy as np
 
 from trainwright.estimator.quantiles import NINETY, normal_quantile
 from trainwright.tasks.allocate.plan.collectives import INNER, RingShape
-from trainwright.tasks.allocate.plan.cost import BACKWARD, START_S, CostModel
+from trainwright.tasks.allocate.plan.cost import START_S, CostModel
 from trainwright.tasks.allocate.plan.kinds import Kind
-from trainwright.tasks.allocate.plan.topology import Topology, machine_of
+from trainwright.tasks.allocate.plan.topology import PAYLOAD, Topology, machine_of
 from trainwright.tasks.spec.pool import Device
 
 
@@ -71,7 +71,7 @@ def every_configuration(
 def slowest(
     model: CostModel, machines: Iterable[str], *, inner: bool
 ) -> tuple[float, float] | None:
-    """The lowest bandwidth and the highest latency of all hosts of these machines."""
+    """The lowest bandwidth for data, and the highest latency, of all hosts of these machines."""
     pool, found = model.pool, []
     of, machine = pool.networks(), {device.host: machine_of(device) for device in pool.devices()}
     for host in pool.hosts:
@@ -81,7 +81,8 @@ def slowest(
                 host.inner.bandwidth or max(INNER[0], between[0]),
                 host.inner.latency or min(INNER[1], between[1]),
             )
-            found.append(inside if inner else between)
+            data = (between[0] * PAYLOAD, between[1])
+            found.append(inside if inner else data)
     return (min(one[0] for one in found), max(one[1] for one in found)) if found else None
 
 
@@ -144,7 +145,7 @@ def tried(
         network,
         inner,
     )
-    total, tail = topology.collectives.time(ring)
+    total, tail, overlap = topology.collectives.time(ring)
     sizes = range(1, batch + 1)
     curves = [[kind.curve.median_s(size, accumulation) for size in sizes] for kind in kinds]
     times = np.column_stack(curves)[splits - 1, np.arange(len(kinds))]
@@ -156,7 +157,7 @@ def tried(
     def at(z: float) -> tuple[Any, Any, Any]:
         factors = np.array([kind.curve.high_factor**z for kind in kinds])
         slowest_s = (times * factors).max(axis=1)
-        hidden_s = slowest_s * BACKWARD * max(0.0, 1 - z) / accumulation
+        hidden_s = slowest_s * overlap * max(0.0, 1 - z) / accumulation
         step_s = slowest_s + np.maximum(tail.at(z), total.at(z) - hidden_s)
         duration_s = steps * step_s + START_S.at(z)
         spread = max(1 + kind.curve.power_spread for kind in kinds) ** z

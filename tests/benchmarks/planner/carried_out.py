@@ -155,9 +155,8 @@ def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema
         slowest = max(
             estimate.curve(device).step_time(device.batch_size).median for device in chosen
         )
-        predicted_s = float(
-            topology.collectives.time(RingShape(1, 0, len(chosen), len(chosen))).step_s(slowest)
-        )
+        sums = topology.collectives.time(RingShape(1, 0, len(chosen), len(chosen)))
+        predicted_s = float(sums.at(0.0).step_s(slowest))
         ways.setdefault(key, Way(chosen, predicted_s)).names.append(name)
     return list(ways.values())
 

@@ -24,7 +24,7 @@ import torch
 
 from trainwright.tasks.train.exchange.collective import TorchCollective
 from trainwright.tasks.train.exchange.device_sums import DeviceSums, has_nccl
-from trainwright.tasks.train.rank.gradients import GradientSum
+from trainwright.tasks.train.layouts.gradients import GradientSum
 
 WIDTH = 2048
 

@@ -5,16 +5,19 @@
         [--epochs E] [--most-s 60]
 
 For each layout, a job with this `train.layout` is planned on three emulated devices (speeds 2:1:1)
-and trained. Random ranks are killed by SIGKILL, some seconds apart, at any point of a step, of an
-evaluation, or while a group forms; `--at-once 2` kills two each time. One rank at least is left; if
-none were, the time would be that of loading a process. With `--stop-after`, they are
+and trained; `pipeline` is two pipelines of two stages on four alike devices, each kill at a time
+when all four train. Random ranks are killed by SIGKILL, some seconds apart, at any point of a step,
+of an evaluation, or while a group forms; `--at-once 2` kills two each time. One rank at least is
+left; if none were, the time would be that of loading a process. With `--stop-after`, they are
 stopped by SIGSTOP instead, and the job's stall timeout is this many seconds. Printed for each kill:
 the seconds until two steps are finished again (one may have been almost finished at the kill), and
 the finished steps that were lost. A training that finishes no step for `--most-s` seconds counts as
 hanging, and is stopped.
 
-At the end, for each layout: median and worst of both, and the accuracy on held-out rows beside that
-of undisturbed trainings of the same plan with `--seeds` seeds, the first of which is the same.
+At the end, for each layout: median and worst of both; for `pipeline` also the median step of each
+group of three ranks beside the simulated step of the best plan for these devices; and the accuracy
+on held-out rows beside that of undisturbed trainings of the same plan with `--seeds` seeds, the
+first of which is the same.
 """
 
 from __future__ import annotations
@@ -44,13 +47,23 @@ import doors
 from recovery import Watch, line, seed_noise, verdict, wait_for
 
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.preview import plan_job
+from trainwright.tasks.allocate.preview import plan_and_estimate
+from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner, layout_planner
 from trainwright.tasks.data import dataset
+from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train.batch.sampling import shares
+from trainwright.tasks.train.record.metrics import read_rows
 
-LAYOUTS = ("data-parallel", "late-multiply", "sharded", "hybrid", "averaging")
+LAYOUTS = ("data-parallel", "late-multiply", "sharded", "hybrid", "averaging", "pipeline")
 SPEEDS = (2.0, 1.0, 1.0)
+PIPELINES = {"stages": 2, "replicas": 2, "micro_batches": 4}
+PIPELINE_SPEED = 0.5
+LEAST_STEPS, LEAST_PACE = 6, 0.85
+"""Of the steps of fewer ranks, the first two are left out, and their median needs so many."""
 BATCH, EVERY, STEP_S = 120, 25, 0.04
 TRAIN_ROWS = 1438
 BAR_S = 10.0
@@ -76,6 +89,8 @@ class Outcome:
     lost: list[int] = field(default_factory=list)
     accuracy: float = 0.0
     samples: int = 0
+    paces: list[float] = field(default_factory=list)
+    """of groups of fewer ranks: the planned seconds of a step by the measured ones"""
 
 
 class StepWatch(Watch):
@@ -84,9 +99,13 @@ class StepWatch(Watch):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.begun: list[tuple[float, int]] = []
+        self.members: list[int] | None = None
+        """of the newest group; None: all"""
 
     def hear(self, event: dict[str, Any]) -> None:
         super().hear(event)
+        if event["event"] == "world":
+            self.members = event["ranks"]
         if event["event"] == "split":
             self.begun.append((time.monotonic(), event["step"]))
 
@@ -112,12 +131,16 @@ class StepWatch(Watch):
         return lost
 
 
-def request_of(folder: Path, layout: str, epochs: int, given: argparse.Namespace) -> TrainRequest:
-    """A job with this layout, as it is planned."""
+def request_of(
+    folder: Path, layout: str, epochs: int, given: argparse.Namespace
+) -> tuple[TrainRequest, Estimate]:
+    """A job with this layout, as it is planned, and the estimate."""
     source = folder / "source"
     source.mkdir()
     (source / "net.py").write_text(MODEL)
-    devices = [{"type": "emulated", "speed": speed} for speed in SPEEDS]
+    staged = layout == "pipeline"
+    speeds = (PIPELINE_SPEED,) * 4 if staged else SPEEDS
+    devices = [{"type": "emulated", "speed": speed} for speed in speeds]
     pool = {"name": "three", "hosts": [{"name": "here", "address": "localhost"}]}
     pool["hosts"][0]["devices"] = devices  # type: ignore[index]
     (folder / "pool.json").write_text(json.dumps(pool))
@@ -127,10 +150,10 @@ def request_of(folder: Path, layout: str, epochs: int, given: argparse.Namespace
             "pool": str(folder / "pool.json"),
             "data": {"uri": "builtin:digits"},
             "model": {"source": str(source / "net.py")},
-            "devices": {"min_count": 1},
+            "devices": {"min_count": 4 if staged else 1},
             "objective": {"minimize": "time"},
             "train": {
-                "layout": layout,
+                "layout": PIPELINES if staged else layout,
                 "epochs": epochs,
                 "global_batch_size": BATCH,
                 "learning_rate": 0.02,
@@ -145,10 +168,11 @@ def request_of(folder: Path, layout: str, epochs: int, given: argparse.Namespace
         }
     )
     settings = doors.settings()
-    plan = plan_job(job, settings)
-    if len(plan.devices) != len(SPEEDS):
+    plan, estimate = plan_and_estimate(job, settings)
+    if len(plan.devices) != len(speeds):
         raise SystemExit(f"{layout}: the plan has {len(plan.devices)} devices")
-    return TrainRequest(
+    job = job.model_copy(update={"devices": job.devices.model_copy(update={"min_count": 1})})
+    asked = TrainRequest(
         job=job,
         plan=plan,
         learning_rate=0.02,
@@ -159,10 +183,14 @@ def request_of(folder: Path, layout: str, epochs: int, given: argparse.Namespace
         work_folder=str(folder / "work"),
         settings=settings,
     )
+    return asked, estimate
 
 
-def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
+def disturbed(asked: TrainRequest, estimate: Estimate, given: argparse.Namespace) -> Outcome:
     """Train with kills."""
+    what = asked.job, load_pool(asked.job.pool), estimate, asked.schema_
+    planner, stages = layout_planner(*what), StagePlanner(*what)
+    staged, everyone = asked.layout.has_stages, len(asked.plan.devices)
     draw, found, stop = random.Random(given.seed), Outcome(), threading.Event()
     watch = StepWatch(Path(asked.work_folder).parent)
     how = signal.SIGSTOP if given.stop_after else signal.SIGKILL
@@ -175,6 +203,9 @@ def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
         for number in range(given.kills):
             watch.over.wait(draw.uniform(*given.between))
             wait_for(lambda: len(loaded()) > given.at_once, watch)
+            if staged:
+                wait_for(lambda: len(watch.members or range(everyone)) == everyone, watch)
+                watch.over.wait(0.5)
             alive = loaded()
             if watch.over.is_set():
                 return
@@ -207,13 +238,44 @@ def disturbed(asked: TrainRequest, given: argparse.Namespace) -> Outcome:
         for thread in threads:
             thread.start()
         try:
-            result = train(asked, stop=stop)
+            result = train(asked, stop=stop, layout_planner=planner if staged else None)
         finally:
             watch.over.set()
             for thread in threads:
                 thread.join()
     found.accuracy = result.metrics["accuracy"]
     found.samples = sum(device.samples for device in result.devices)
+    if staged:
+        found.paces = paces(asked, result, planner, stages)
+    return found
+
+
+def paces(
+    asked: TrainRequest, result: Result, planner: LayoutPlanner, stages: StagePlanner
+) -> list[float]:
+    """By group of fewer ranks: the best plan's simulated step, by the median of those measured."""
+    seconds: dict[int, float] = {}
+    for rank in range(len(asked.plan.devices)):
+        rows = read_rows(asked.store(), f"steps-rank{rank}")
+        seconds |= {row["step"]: row["step_time_s"] for row in rows}
+    devices, layout, found = {one.id: one for one in asked.plan.devices}, asked.layout, []
+    ends = [*(one.step for one in result.split_events[1:]), result.steps]
+    for event, end in zip(result.split_events, ends, strict=True):
+        layout = event.layout or layout
+        steps = [seconds[step] for step in range(event.step + 2, end) if step in seconds]
+        if len(layout.devices) == len(devices) or len(steps) < LEAST_STEPS:
+            continue
+        left = [one for one in devices.values() if one.id in layout.devices]
+        best = planner(left, shares(BATCH, [1] * len(left)), 1, (), True, {}).layout
+        assert best is not None
+        planned_s = stages.times(best, left, {}).step_s
+        measured_s = statistics.median(steps)
+        print(
+            f"steps {event.step} to {end}: {[len(one.stages) for one in layout.pipelines]} stages, "
+            f"{1e3 * measured_s:.1f} ms; the best plan {1e3 * planned_s:.1f} ms",
+            flush=True,
+        )
+        found.append(planned_s / measured_s)
     return found
 
 
@@ -248,6 +310,15 @@ def report(layout: str, epochs: int, found: Outcome, others: list[float], kills:
             found.samples == epochs * TRAIN_ROWS,
         ),
     ]
+    if found.paces:
+        usual, least = statistics.median(found.paces), min(found.paces)
+        verdicts.append(
+            verdict(
+                f"of the best remaining plan's speed: median {usual:.2f}, least "
+                f"{least:.2f}, bar {LEAST_PACE:g}",
+                least >= LEAST_PACE,
+            )
+        )
     if others:
         difference = found.accuracy - others[0]
         verdicts.append(f"accuracy of the same seed undisturbed: {difference:+.4f}")
@@ -283,15 +354,15 @@ def main() -> None:
         parser.error(f"LAYOUT: got {min(unknown)}; allowed: {', '.join(LAYOUTS)}")
     cycle_s = statistics.mean(given.between) + 6.0  # and the time of loading
     needed = round(cycle_s * (given.kills + 1) / STEP_S * BATCH / TRAIN_ROWS)
-    epochs = given.epochs or needed
     for layout in layouts:
         with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
             os.environ["TRAINWRIGHT_HOME"] = f"{name}/home"
             stack.callback(os.environ.pop, "TRAINWRIGHT_HOME")
-            asked = request_of(Path(name), layout, epochs, given)
+            epochs = given.epochs or (needed // 2 if layout == "pipeline" else needed)
+            asked, estimate = request_of(Path(name), layout, epochs, given)
             placed = asked.plan.layout
             print(f"\n{layout}: {placed.sync if placed else 'one device'}, {epochs} epochs")
-            found = disturbed(asked, given)
+            found = disturbed(asked, estimate, given)
             seeds = [given.seed + one for one in range(given.seeds)]
             report(layout, epochs, found, undisturbed(asked, Path(name), seeds), given.kills)
 

@@ -1,40 +1,45 @@
 """Layouts whose ranks are on a CPU and on a GPU at once, against one process on a CPU.
 
     python tests/benchmarks/train/layouts_on_gpu.py [--devices cuda:0 cpu cuda:0] [--families]
+        [--compositions]
 
 Ranks are threads here, with real messages. Printed is the largest relative difference of parameters
 and buffers after two epochs in fp64, for each layout with dropout, and with `--families` for twelve
-models whose dense layers are late-multiplied and sharded in turn. Then the time of dropout whose
-masks belong to samples, beside torch's own.
+models: with dense layers late-multiplied and sharded in turn, and cut into three stages of a
+pipeline. With `--compositions`, also those of pipelines, factors and rows, whose ranks take the
+devices in turn. Then the time of dropout whose masks belong to samples, beside torch's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.extend(
-    str(Path(__file__).parents[2] / room)
-    for room in ("", "tasks", "tasks/train", "tasks/train/layouts", "tasks/train/rank")
+    str(Path(__file__).parents[2] / "tasks" / room)
+    for room in ("..", "", "train", "train/layouts", "train/pipeline", "train/rank")
 )
 
 import torch
-from families import FAMILIES, source_of
+from families import FAMILIES, HEAD, TAIL, source_of
 from joint_batch_case import relative_difference
-from layout_ranks import layers_of, train_in_threads, with_layout
+from layout_ranks import layers_of, structure_of, train_in_threads, with_layout
+from staged_case import with_stages
+from test_compositions import COMPOSITIONS, MODEL, batch_sizes, composed
 from test_exactness import LAYOUTS
 from test_families import alternating
 from torch.nn import functional
 from training_case import alone, request
 
 from trainwright.tasks.train import TrainRequest
-from trainwright.tasks.train.rank import keyed_dropout
+from trainwright.tasks.train.passes import keyed_dropout
 from trainwright.tasks.train.rank.rank import Rank
 
 
@@ -52,11 +57,11 @@ def difference(
     return max(relative_difference(one, expected) for one in found)
 
 
-def wanted(folder: Path, **more: Any) -> TrainRequest:
+def wanted(folder: Path, sizes: Sequence[int] = (31, 20, 11), **more: Any) -> TrainRequest:
     """A training in fp64 whose last batch is smaller."""
     return request(
         folder,
-        [31, 20, 11],
+        list(sizes),
         validation_fraction=1500 / 1797,
         epochs=2,
         precision="fp64",
@@ -84,6 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--devices", nargs=3, default=["cuda:0", "cpu", "cuda:0"])
     parser.add_argument("--families", action="store_true")
+    parser.add_argument("--compositions", action="store_true")
     asked_for = parser.parse_args()
     for layout, fields in LAYOUTS.items():
         with tempfile.TemporaryDirectory() as name:
@@ -96,7 +102,26 @@ def main() -> None:
             (Path(asked.source_folder) / "net.py").write_text(source_of(family))
             divided = with_layout(asked, *alternating(layers_of(asked)))
             off = difference(Path(name), asked, divided, asked_for.devices)
-        print(f"{family:24} {off:.2e}", flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            asked = wanted(Path(name))
+            (Path(asked.source_folder) / "net.py").write_text(source_of(family))
+            units = structure_of(asked).units
+            joint = any(one.batch_statistics for one in units)
+            if len(units) < len(asked_for.devices):
+                print(f"{family:24} {off:.2e}, has {len(units)} units", flush=True)
+                continue
+            sizes = [62] if joint else [16, 16, 16, 14]
+            staged = with_stages(asked, [(sizes, [0.3, 0.7])], "zero-bubble")
+            cut = difference(Path(name), asked, staged, asked_for.devices)
+        print(f"{family:24} {off:.2e}, three stages {cut:.2e}", flush=True)
+    for title, one in COMPOSITIONS.items() if asked_for.compositions else ():
+        sizes = batch_sizes(one.pipelines)
+        with tempfile.TemporaryDirectory() as name:
+            asked = wanted(Path(name), sizes)
+            (Path(asked.source_folder) / "net.py").write_text(HEAD + MODEL + TAIL)
+            ranks = [*itertools.islice(itertools.cycle(asked_for.devices), len(sizes))]
+            off = difference(Path(name), asked, composed(asked, one), ranks)
+        print(f"{title:24} {off:.2e}", flush=True)
     keyed_dropout.install()
     for device in sorted({*asked_for.devices}):
         rows = torch.ones(8192, 4096, device=device)

@@ -40,7 +40,7 @@ import torch
 from trainwright.estimator.predict.communication import GRADIENT_BUCKET_BYTES
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.exchange.rendezvous import Rendezvous
-from trainwright.tasks.train.rank.gradients import GradientSum
+from trainwright.tasks.train.layouts.gradients import GradientSum
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 LAYERS = 16

@@ -34,10 +34,10 @@ from training_case import NO_SPARE, rows
 
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.step_time import predict_curve
+from trainwright.tasks.allocate.actions.network import RankNetwork
+from trainwright.tasks.allocate.actions.step_simulator import StepSimulator
 from trainwright.tasks.allocate.layouts.averages import AverageTimes
-from trainwright.tasks.allocate.layouts.network import RankNetwork
 from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
-from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
 from trainwright.tasks.allocate.plan.split import shares
 from trainwright.tasks.runs.artefacts.layout import Sync
 from trainwright.tasks.runs.artefacts.step_kinds import mean_by_kind

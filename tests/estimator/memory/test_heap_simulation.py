@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainwright.estimator.curves import Affine
+from trainwright.estimator.lifetimes import Lifetimes
 from trainwright.estimator.memory.heap_simulation import MOST_BLOCKS, high_water_bytes
-from trainwright.estimator.structure import Lifetimes
 
 _MIB = 2**20
 _PLANS = st.lists(st.tuples(st.integers(1, 64 * _MIB), st.integers(0, 30)), max_size=60)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
+from trainwright.estimator.lifetimes import Lifetimes
 from trainwright.estimator.memory.step_memory import (
     PROCESS_BYTES,
     block_bytes,
@@ -20,7 +21,7 @@ from trainwright.estimator.memory.step_memory import (
     safe_bytes,
 )
 from trainwright.estimator.predict.step_time import predict_curve
-from trainwright.estimator.structure import Lifetimes, Operation, Structure
+from trainwright.estimator.structure import Operation, Structure
 
 _SIZES = st.floats(0.0, 1e7)
 

@@ -15,6 +15,7 @@ import pytest
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.fit.step_fit import StepSample, fit, folds
+from trainwright.estimator.lifetimes import Lifetimes
 from trainwright.estimator.predict.calibration import (
     OTHER_TORCH_DEVIATION,
     Calibration,
@@ -26,7 +27,7 @@ from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import OpSample, Roofline
 from trainwright.estimator.predict.step_time import estimate_step, predict_curve
 from trainwright.estimator.quantiles import NINETY
-from trainwright.estimator.structure import Lifetimes, Operation, Structure
+from trainwright.estimator.structure import Operation, Structure
 
 COSTS = {
     "conv": Roofline(latency_s=2e-5, flops_per_s=1e11, bytes_per_s=1e10),

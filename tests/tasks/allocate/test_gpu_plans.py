@@ -127,7 +127,7 @@ def test_any_batch_is_planned_with_the_micro_batches_that_fit(structure: Structu
                 "name": "j",
                 "data": {"uri": "x"},
                 "objective": {"minimize": "time"},
-                "train": {"global_batch_size": batch},
+                "train": {"global_batch_size": batch, "layout": {"recompute": "none"}},
             }
         )
         made = make_plan(job, pool, found, DATA)

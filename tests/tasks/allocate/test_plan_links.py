@@ -17,6 +17,7 @@ from trainwright.estimator.predict.communication import (
     all_reduce,
     all_reduces,
 )
+from trainwright.tasks.allocate.plan.topology import PAYLOAD
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 
 BOTH: dict[str, Any] = {"devices": {"min_count": 2}, "train": {"global_batch_size": 96}}
@@ -94,7 +95,7 @@ def test_pool_hosts_with_one_address_share_a_machine_and_others_use_the_network(
     fast = Link(bandwidth_bytes_per_s=1e12, latency_s=1e-6, spread=0)
     assert step_time(pool("localhost", "127.0.0.1"), fast).median < 1
     assert step_time(pool("localhost", "10.0.0.7"), fast).median == pytest.approx(
-        4 + (1e6 + FIGURES_BYTES) / 1e3, rel=1e-3
+        4 + (1e6 + FIGURES_BYTES) / (PAYLOAD * 1e3), rel=1e-3
     )
 
 
@@ -176,7 +177,7 @@ def test_ranks_on_several_machines_form_one_ring() -> None:
         assert found.predicted is not None
         return found.predicted.step_time_s.median
 
-    network = Link(bandwidth_bytes_per_s=125e6, latency_s=0.05, spread=0)
+    network = Link(bandwidth_bytes_per_s=PAYLOAD * 125e6, latency_s=0.05, spread=0)
     ring = all_reduces(network, 1e6 + FIGURES_BYTES, 2, 8).median
     for machines in (8, 4, 2):
         assert sums_s(machines, 8 // machines) == pytest.approx(ring + 3e-3, rel=1e-6)

@@ -38,6 +38,7 @@ from trainwright.tasks.analyze.history import (
 )
 from trainwright.tasks.cli.main import app
 from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.report_figures import Report
 from trainwright.tasks.runs.artefacts.training_result import (
@@ -229,6 +230,35 @@ def test_the_memory_of_accumulated_steps_is_compared_with_one_micro_batch_plus_g
         assert pieces[name]["predicted"] == pytest.approx(
             1e5 * device.batch_size / 4 + estimate.gradient_bytes
         )
+
+
+def test_a_device_that_recomputes_is_not_compared_with_the_plain_step(store: str) -> None:
+    run = finished_training(store)
+    plan = run.read(Plan)
+    first, *others = (device.id for device in plan.devices)
+    layout = Layout(
+        pipelines=[
+            Pipeline(
+                micro_batches=[device.batch_size],
+                stages=[
+                    Stage(
+                        device=device.id,
+                        layers=["net"],
+                        recompute=["net"] if device.id == first else [],
+                    )
+                ],
+            )
+            for device in plan.devices
+        ]
+    )
+    named = [
+        row["quantity"]
+        for row in predicted_and_measured(
+            run.read(Result), run.find(Estimate), plan.model_copy(update={"layout": layout})
+        )
+    ]
+    assert f"memory of {first}" not in named
+    assert all(f"memory of {other}" in named for other in others)
 
 
 def test_only_earlier_runs_are_compared_newest_first(store: str) -> None:

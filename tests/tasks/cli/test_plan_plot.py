@@ -34,6 +34,15 @@ def words(svg: ElementTree.Element) -> list[str]:
     return [one.text or "" for one in svg.iter(f"{SVG}text")]
 
 
+def test_all_points_name_their_layout_if_one_has_another() -> None:
+    made = plan(MANY)
+    assert not any("data-parallel" in one for one in words(drawn(made)))
+    other = made.front[0].model_copy(update={"chosen": False, "layout": "sharded"})
+    found = words(drawn(made.model_copy(update={"front": [*made.front, other]})))
+    assert any("data-parallel" in one for one in found)
+    assert any("sharded" in one for one in found)
+
+
 def test_axes_have_titles_with_units_and_the_legend_names_what_is_drawn() -> None:
     svg = drawn(plan(PRICED, objective={"minimize": "energy"}))
     found = words(svg)

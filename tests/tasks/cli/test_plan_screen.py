@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_cases import pipeline_plan_and_estimate
 from plans import NOON, curve
 from plans import plan as planned
 
@@ -32,6 +33,7 @@ from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.spec.documents import parsed
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool, load_pool
+from trainwright.tasks.units import plain
 
 JOB = {
     "name": "j",
@@ -180,7 +182,7 @@ def test_a_plan_shows_its_micro_batches_and_each_limit_beside_its_value(
     lines = capsys.readouterr().out.splitlines()
     assert plan.not_exceeded is not None
     assert any(f"in {plan.accumulation} micro-batches" in line for line in lines)
-    assert any("95 % sure" in line for line in lines)
+    assert any("(95 %)" in line for line in lines)
     rows = {
         words[0]: (words[1], float(words[-1]))
         for words in map(str.split, lines)
@@ -375,3 +377,24 @@ def test_a_column_has_one_unit_and_the_same_number_of_decimals_in_each_row(
         assert (text == "-") == (value is None)
         if value is not None:
             assert float(text) * scale == pytest.approx(value, rel=5e-3, abs=0.6e-6 * scale)
+
+
+def test_a_pipelines_plan_says_what_was_searched_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = pipeline_plan_and_estimate()
+    text = " ".join(" ".join(shown(made, capsys)).split())
+    assert made.layout is not None
+    parts = made.accumulation
+    assert f"micro-batches {parts}: the best of the numbers that were tried" in text
+    assert f"schedules {made.layout.schedule}: the best" in text
+    assert "stages cut between the model's 8 units" in text
+    assert "more would be slower" not in text
+    assert "every combination" not in text
+    assert "a stage computes all samples of its pipeline" in text
+    assert f"another plan of any layout could be up to {plain(100 * made.gap, 2)} % faster" in text
+    unknown = made.model_copy(update={"gap": 1.0})
+    text = " ".join(" ".join(shown(unknown, capsys)).split())
+    assert "how much better another plan of any layout can be is not known" in text
+    for one in made.devices:
+        assert one.step_shares is not None
+        assert one.step_shares.communicate == 0
+        assert one.step_shares.compute + one.step_shares.wait == pytest.approx(1)

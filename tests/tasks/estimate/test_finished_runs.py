@@ -35,6 +35,7 @@ from trainwright.tasks.extract import extract_model
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.progress import listening
 from trainwright.tasks.runs.artefacts.estimate import Estimate
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.training_result import Result, SplitEvent, split_since
@@ -125,6 +126,22 @@ def test_cpus_of_other_hosts_give_no_finding(
             }
         )
     )
+    assert finished_runs.append(run) == []
+
+
+def test_a_device_that_recomputes_gives_no_finding(store: str) -> None:
+    run = _trained(store)
+    plan = run.read(Plan)
+    layout = Layout(
+        pipelines=[
+            Pipeline(
+                micro_batches=[one.batch_size],
+                stages=[Stage(device=one.id, layers=["net"], recompute=["net"])],
+            )
+            for one in plan.devices
+        ]
+    )
+    run.write(plan.model_copy(update={"layout": layout}))
     assert finished_runs.append(run) == []
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from command_line import run
 from small_jobs import table_job, write_table
+from traced_once import trace_once, traced
 
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.recommend.candidate_costs import traced
 from trainwright.tasks.recommend.recommender import advise, offers
 from trainwright.tasks.recommend.source_code import is_as_generated
 from trainwright.tasks.recommend.step import candidate_jobs, completed, recommend
@@ -24,6 +24,7 @@ from trainwright.tasks.spec.pool import load_pool
 @pytest.fixture(autouse=True)
 def _alone(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
+    trace_once(monkeypatch)
 
 
 def write_job(folder: Path, **fields: object) -> str:
@@ -158,7 +159,12 @@ def test_a_job_without_a_model_is_planned_with_the_recommended_one(tmp_path: Pat
 
 
 def test_a_job_without_a_model_stands_for_its_best_candidates(tmp_path: Path) -> None:
-    path = write_job(tmp_path, train={"seed": 3}, recommend={"probe": True})
+    path = write_job(
+        tmp_path,
+        train={"epochs": 3},
+        recommend={"probe": True},
+        objective={"deadline": "12m"},  # of which a tenth is for probing
+    )
     given = {"name": "other", "data": {"uri": "builtin:digits"}, "model": {"source": "m.py"}}
     first, *rest = candidate_jobs([given, path], 2, doors.settings())
     assert first == given
@@ -167,7 +173,7 @@ def test_a_job_without_a_model_stands_for_its_best_candidates(tmp_path: Path) ->
         assert isinstance(one, dict)
         (name,) = one["recommend"]["templates"]
         assert one["name"] == f"small-{name}"
-        assert one["train"] == {"seed": 3}  # the recipe may fill the rest
+        assert one["train"] == {"epochs": 3}  # the recipe may fill the rest
         assert one["recommend"]["probe"] is False
         found = recommend(load_job(one), doors.settings()).recommendation
         assert [candidate.name for candidate in found.candidates] == [name]

@@ -9,6 +9,7 @@ from pathlib import Path
 import doors
 import pytest
 from small_jobs import table_job
+from traced_once import trace_once
 
 from trainwright.tasks import chain
 from trainwright.tasks.leases.ledger import Holder
@@ -25,6 +26,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("recommended")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(folder / "home"))
+        trace_once(patch)
         job = table_job(folder, train={"epochs": 4})
         run = doors.open_for(job, Holder("me"), store=(folder / "store").as_uri())
         doors.do(run, "store")

@@ -31,6 +31,7 @@ from small_jobs import write_table
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Histogram
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import Job
@@ -180,8 +181,8 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
     page.wait_for_selector('table[aria-label="Runs"]')
     runs = _get(address, "/runs")["runs"]
     rows = values(page, "Runs")
-    assert [(row[1], row[2], row[5], row[8]) for row in rows] == [
-        (one["id"], one["job"], _shown(one["duration_s"]), _shown(one["energy_j"])) for one in runs
+    assert [(row[1], row[5], row[8], row[10]) for row in rows] == [
+        (one["job"], _shown(one["duration_s"]), _shown(one["energy_j"]), one["id"]) for one in runs
     ]
     for one in runs[1:3]:
         page.check(f'input[value="{one["job"]}/{one["id"]}"]')
@@ -245,7 +246,7 @@ def test_the_page_shows_the_layout_by_layer_the_others_and_a_step(
     assert [(row[1], row[7]) for row in rest] == [
         (one["layout"], one["reason"]) for one in plan["alternatives"]
     ]
-    assert [(row[0], row[2]) for row in values(page, "Other layouts on these devices")] == [
+    assert [(row[0], row[2]) for row in values(page, "Other layouts")] == [
         (one["layout_in_words"], one["reason"])
         for one in plan["alternatives"]
         if one["layout_in_words"]
@@ -401,7 +402,7 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
     assert tile(page, "time") == _shown(plan.predicted.duration_s.median)
     assert tile(page, "global batch size") == str(plan.global_batch_size)
     rows = values(page, "The chosen configuration, and those that were not")
-    assert [row[6] for row in rows] == ["chosen", *(one.reason for one in plan.alternatives)]
+    assert [row[-1] for row in rows] == ["chosen", *(one.reason for one in plan.alternatives)]
     tab.picture("what-if-answer-light")
     page.fill("input[name=deadline]", "1ms")
     page.click("button[type=submit]")
@@ -415,6 +416,35 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
     tab.complaints[:] = [
         one for one in tab.complaints if "422" not in one
     ]  # the browser's own line on that answer
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked"),
+    [("", (True, 2)), ("machine:", (False, None)), ("windows", (True, None))],
+)
+def test_a_what_if_asks_for_the_runs_devices_only_in_the_runs_pool(
+    tab: Watched, home: Path, chosen: str, asked: tuple[bool, int | None]
+) -> None:
+    run = begin_run(f"file://{home / 'store'}", "pooled", 7)
+    pool = str(home / "pools" / "two-cpus.yaml")
+    job = run.read(RunJob)
+    wanted = job.devices.model_copy(update={"min_count": 2})
+    run.write(job.model_copy(update={"pool": pool, "devices": wanted}))
+    run.objects.put("structure.json", b"{}")
+    page = tab.open("what-if?run=pooled/20260101T000007Z-abcdef")
+    sent: list[Any] = []
+
+    def answer(route: Any) -> None:
+        sent.append(json.loads(route.request.post_data))
+        error = {"message": "none", "binding": "deadline"}
+        route.fulfill(status=200, json={"feasible": False, "error": error})
+
+    page.route("**/plans", answer)
+    page.select_option("select[name=pool]", chosen)
+    page.click("button[type=submit]")
+    page.wait_for_selector("[data-binding=deadline]")
+    (body,) = sent
+    assert ("pool" in body, body.get("devices", {}).get("min_count")) == asked
 
 
 def test_a_what_if_without_a_model_shows_the_apis_recommendation(tab: Watched, home: Path) -> None:

@@ -26,6 +26,7 @@ from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.service.auth import token_from
 from trainwright.tasks.service.server import listening
 from trainwright.tasks.spec.job import load_job
+from trainwright.tasks.spec.train_spec import TrainSpec
 
 CNN = (JOBS / "cnn.py").read_text()
 SLEEPS = "import time\ntime.sleep(100)\n"
@@ -500,6 +501,14 @@ def test_an_unknown_query_field_is_refused_after_authentication(
         long = _refusal(reader.get("/pool", params={"name": "x" * 201}), 422, "bad_input")
         assert "at most 200 character(s)" in long
     _refusal(httpx.get(f"{address}/pool?nme=x", timeout=60), 401, "unauthorized")
+
+
+def test_the_page_learns_which_layouts_a_job_may_name(address: str) -> None:
+    with client(address, READ) as reader:
+        names = reader.get("/pools").json()["layouts"]
+    assert {"auto", "data-parallel", "mixed"} <= set(names)
+    for name in names:
+        assert TrainSpec.model_validate({"layout": name}).layout == name
 
 
 def test_the_openapi_document_describes_the_requests_and_has_no_dangling_reference(

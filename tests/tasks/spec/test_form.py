@@ -142,6 +142,16 @@ def test_an_error_in_a_form_names_its_field(values: dict[str, Any], says: str) -
         Form().job({"data.uri": "builtin:digits", **values})
 
 
+def test_a_form_offers_no_demand_on_devices_of_a_pool_that_it_leaves_out() -> None:
+    example = load_job(DIGITS, changes=["train.layout=sharded"])
+    assert example.devices.min_count == 2  # of its pool's two
+    offered = validated(Job, Form(example).job({}), "form")
+    plain = validated(Job, {"name": "a", "data": {"uri": "builtin:digits"}}, "job")
+    assert (offered.pool, offered.devices) == (None, plain.devices)
+    assert offered.train.layout == plain.train.layout
+    assert offered.data == example.data
+
+
 def test_a_form_accepts_a_job_file_but_not_both() -> None:
     form = Form(load_job(DIGITS))
     untouched = {one.name: one.default for one in form.fields}

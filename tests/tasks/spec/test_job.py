@@ -81,6 +81,7 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
     [
         ({"nmae": "x"}, "nmae: unknown field; allowed: name, pool, "),
         ({"train": {"epoch": 3}}, "train.epoch: unknown field; allowed: epochs, "),
+        ({"train": {"epoch": 3}}, "; did you mean epochs?"),
         ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
         ({"train": {"epochs": True}}, "train.epochs: got true; allowed: a whole number"),
         ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a whole number"),
@@ -146,7 +147,7 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         (
             {"train": {"layout": "average"}},
             "train.layout: got 'average'; allowed: a mapping of fields or 'auto', 'data-parallel', "
-            "'late-multiply', 'sharded', 'hybrid', 'averaging' or 'mixed'",
+            "'late-multiply', 'sharded', 'hybrid', 'averaging', 'mixed' or 'pipeline'",
         ),
         (
             {"train": {"layout": {"average_every": 0}}},
@@ -165,8 +166,32 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
             "layout.dense rows with layout.name mixed only",
         ),
         (
+            {"train": {"layout": {"dense": "rows", "factor_type": "bf16"}}},
+            "layout.factor_type bf16 with layout.dense factors or auto only; rows sends no factors",
+        ),
+        (
+            {"train": {"layout": {"average_every": 8, "factor_type": "bf16"}}},
+            "layout.factor_type bf16 without the layout averaging, which sends no factors",
+        ),
+        (
             {"train": {"layout": "averaging", "adaptive_batch": True}},
             "adaptive_batch false with the layout averaging",
+        ),
+        (
+            {"train": {"layout": {"stages": 2, "average_every": 8}}},
+            "averaging without stages, replicas, micro_batches, schedule and batch_norm",
+        ),
+        (
+            {"train": {"layout": {"stages": 1}}},
+            "layout.stages of at least 2, not 1: pipelines have several stages",
+        ),
+        (
+            {"train": {"layout": "pipeline", "adaptive_batch": True}},
+            "adaptive_batch false with pipelines, whose micro-batches are fixed",
+        ),
+        (
+            {"train": {"layout": {"schedule": "fast"}}},
+            "train.layout.schedule: got 'fast'; allowed: 'auto', 'gpipe', '1f1b' or 'zero-bubble'",
         ),
         ({"train": {"faults": {"stall_timeout": "1ms"}}}, "train.faults.stall_timeout: got "),
         (

@@ -35,7 +35,7 @@ def device(place: str) -> Device:
 def test_sums_are_on_like_gpus_only(places: list[str], on_devices: bool) -> None:
     devices = [device(place) for place in places]
     assert sums_on_devices(devices) == on_devices
-    assert needs_transfers(None, devices) == on_devices
+    assert needs_transfers([None], devices) == on_devices
     stages = [Stage(device=place, layers=["fc"]) for place in places]
     pipelines = [Pipeline(micro_batches=[1], stages=[one]) for one in stages]
-    assert needs_transfers(Layout(pipelines=pipelines, sync={"fc": "rows"}), devices)
+    assert needs_transfers([None, Layout(pipelines=pipelines, sync={"fc": "rows"})], devices)

@@ -141,15 +141,15 @@ def request(
 
 def alone(
     asked: TrainRequest,
-    parts: list[int] | None = None,
+    parts: list[int] | Callable[[int], list[int]] | None = None,
     reordered: int | None = None,
     metrics: list[dict[str, float]] | None = None,
 ) -> dict[str, Any]:
     """The parameters and buffers after the same training by plain torch in one process.
 
     It trains on the joint batches, with the masks of dropout that ranks make. With `parts`, it
-    processes each batch in parts of this many
-    samples, and sums their gradients in fp32. With `reordered`, the samples of each batch are
+    processes each batch in parts of this many samples, which may follow from the size of the batch,
+    and sums their gradients in fp32. With `reordered`, the samples of each batch are
     shuffled with this seed. Appends loss and accuracy to `metrics`: of each joint batch before its
     update, and of the held-out rows after each epoch (with the epoch's number).
     """
@@ -158,7 +158,7 @@ def alone(
     from trainwright.estimator import precision
     from trainwright.estimator.trace import source
     from trainwright.tasks.train.batch.sampling import epoch_order
-    from trainwright.tasks.train.rank import keyed_dropout
+    from trainwright.tasks.train.passes import keyed_dropout
 
     keyed_dropout.install()
     spec = asked.job.train
@@ -221,7 +221,8 @@ def alone(
                 metrics.append(evaluate(inputs, batch))
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
             sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
-            for part in batch.split(parts) if parts is not None else [batch]:
+            sizes = parts(len(batch)) if callable(parts) else parts
+            for part in batch.split(sizes) if sizes is not None else [batch]:
                 if parts is None:
                     keyed_dropout.begin_pass(spec.seed, step, 0, len(batch))
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.precision == "amp"):
@@ -239,7 +240,8 @@ def alone(
             for one, total in zip(used, sums, strict=True):
                 one.grad = total.to(one.dtype)
             if spec.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
+                norm = torch.nn.utils.get_total_norm([one.grad.double() for one in used])
+                torch.nn.utils.clip_grads_with_norm_(used, spec.clip_norm, norm)
             optimizer.step()
             keyed_dropout.end_pass()
             step += 1

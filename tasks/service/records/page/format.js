@@ -48,7 +48,12 @@ export const joules = scaled("J", ["", "k", "M", "G"], 1000);
 export const bytes = scaled("B", ["", "Ki", "Mi", "Gi", "Ti"], 1024);
 export const watts = scaled("W", ["", "k", "M"], 1000);
 export const rate = shown((value) => `${digits(value)} /s`);
-export const money = shown((value) => digits(value));
+// An amount of money, never with an exponent; prices have the pool's currency, or none.
+export const money = (value, currency = "") => shown((known) => {
+  const small = known !== 0 && Math.abs(known) < 1e-4;
+  return `${small ? known.toFixed(2 - Math.floor(Math.log10(Math.abs(known)))) : digits(known)} ${currency}`.trimEnd();
+})(value);
+export const priced = (currency) => (value) => money(value, currency ?? "units");
 
 // An interval, with the unit only once if both ends have the same.
 function span(low, high, unit) {
@@ -82,6 +87,7 @@ export function moment(text) {
   };
 }
 
-export const UNITS = { s: seconds, J: joules, B: bytes, "": money };
+const UNITS = { s: seconds, J: joules, B: bytes };
+export const inUnit = (unit) => UNITS[unit] ?? priced(unit);
 
 export const counted = (devices) => Object.entries(devices).map(([kind, count]) => `${count} × ${kind}`).join(", ");

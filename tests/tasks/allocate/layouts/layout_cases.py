@@ -68,6 +68,12 @@ def batches_of(layout: Layout) -> dict[str, int]:
     return dict(zip(layout.devices, parts, strict=True))
 
 
+def holders(layers: list[LayerFacts], layout: Layout) -> dict[str, set[int]]:
+    """The ranks that update each layer."""
+    everyone = set(range(len(layout.pipelines)))
+    return {one.name: everyone for one in layers if one.parameters}
+
+
 @st.composite
 def models_and_layouts(draw: st.DrawFn) -> tuple[list[LayerFacts], Layout]:
     """A model of up to twelve layers and a permitted layout on up to six devices."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from layout_cases import LOSS, convolution, dense_layer
-from layout_plans import HEAVY, LIGHT, batches_of, plan, step_s
+from layout_cases import ACTIVATION, LOSS, convolution, dense_layer
+from layout_plans import HEAVY, LIGHT, batches_of, case, plan, step_s
 
-from trainwright.tasks.allocate.layouts.permitted import require_permitted
+from trainwright.tasks.allocate.layouts.permitted import overrides, require_permitted
+from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.spec.train_spec import TrainSpec
 
 
 def test_a_heavy_dense_layer_on_a_slow_network_is_not_summed() -> None:
@@ -67,13 +70,44 @@ def test_each_layer_is_in_one_group_with_the_reason_for_its_sync() -> None:
 
 
 def test_averaged_layers_are_one_group() -> None:
-    wanted = {"name": "averaging", "average_every": 32, "outer": "nesterov"}
+    wanted = {"name": "averaging", "average_every": 8, "outer": "nesterov"}
     (group,) = plan(HEAVY, layout=wanted).by_layer
     assert group.layers == ["conv", "fc6", "fc7"]
     assert group.why == (
-        "as train.layout says: devices train alone, and average every 32 steps, then take an "
+        "as train.layout says: devices train alone, and average every 8 steps, then take an "
         "outer Nesterov step"
     )
+
+
+@pytest.mark.parametrize("every", [None, 8, 32, 1_000_000_000])
+@pytest.mark.parametrize("name", ["averaging", "mixed"])
+def test_all_figures_of_a_plan_count_averages_at_epochs_and_checkpoints(
+    name: str, every: int | None
+) -> None:
+    planned = plan(HEAVY, layout={"name": name, "average_every": every})
+    assert planned.predicted is not None
+    sent = max(sum(one.sent_bytes.values()) for one in planned.predicted.by_kind)
+    figures = 1024  # of each step, beside the layers
+    assert sum(one.sent_bytes for one in planned.by_layer) == pytest.approx(sent - figures)
+
+
+@pytest.mark.parametrize(
+    ("every", "checkpoint", "often"),
+    [
+        (8, 1000, "every 8 steps"),
+        (16, 1000, "every 16 steps"),
+        (32, 1000, "every 16 steps (at the end of each epoch, before the 32 of average_every)"),
+        (32, 5, "every 5 steps (at each checkpoint, before the 32 of average_every)"),
+        (32, 1, "after each step (at each checkpoint, before the 32 of average_every)"),
+    ],
+)
+def test_a_plan_says_what_averages_earlier_than_its_interval(
+    every: int, checkpoint: int, often: str
+) -> None:
+    wanted = {"name": "averaging", "average_every": every}
+    planned = plan(HEAVY, layout=wanted, checkpoint={"every_steps": checkpoint})
+    assert planned.layout_in_words.startswith(f"all layers averaged {often} on 2 devices")
+    assert planned.by_layer[0].why.endswith(f"and average {often}")
 
 
 def test_a_plan_says_why_other_layouts_were_not_compared() -> None:
@@ -81,12 +115,17 @@ def test_a_plan_says_why_other_layouts_were_not_compared() -> None:
     assert (alone.layout_rule, alone.by_layer) == ("others are compared for at most 64 devices", [])
     given = plan(LIGHT, layout="data-parallel")
     assert given.layout_rule == "as train.layout says"
+    averaged = plan(HEAVY, hosts=65, global_batch_size=650, layout="averaging")
+    assert averaged.layout_rule == (
+        "as train.layout says; compared with data parallel only: others are compared for at most "
+        "64 devices"
+    )
     only = plan([convolution("conv", 500), LOSS])
     assert only.layout_rule == (
         "the only layout that the model permits; no layer permits late-multiply or sharded: "
-        "conv: a Conv2d is not a plain product with one weight"
+        "conv: Conv2d is not a plain product with one weight"
     )
-    enough = "none of the 2 others is better by more than 10 %"
+    enough = "none of the 2 others is better by more than 5 %"
     assert plan(LIGHT).layout_rule == enough
 
 
@@ -113,8 +152,20 @@ def test_many_devices_stay_data_parallel_unless_the_job_says_otherwise() -> None
 def test_a_light_dense_layer_stays_data_parallel() -> None:
     chosen = plan(LIGHT)
     assert chosen.layout is not None
-    assert (chosen.layout.name, chosen.layers) == ("data-parallel", [])
+    assert chosen.layout.name == "data-parallel"
     assert chosen.layout_in_words == "all layers data parallel on 2 devices"
+
+
+def test_a_data_parallel_plan_says_in_which_order_gradients_are_made() -> None:
+    model = [layer for number in range(200) for layer in (convolution(f"c{number}", 9), ACTIVATION)]
+    chosen = plan([*model, LOSS], layout="data-parallel")
+    assert [list(one.parameters) for one in chosen.layers] == [
+        [f"c{number}.weight"] for number in range(200)
+    ]
+    stored = chosen.model_dump_json(exclude={"layers"})
+    assert len(chosen.model_dump_json()) - len(stored) < 200 * 400
+    assert Plan.model_validate_json(stored).layers == []  # a plan of before
+    assert plan(LIGHT, layout="data-parallel", hosts=1).layers == []
 
 
 @pytest.mark.parametrize(
@@ -151,9 +202,7 @@ def test_rows_follow_the_devices_speeds_and_are_all_held() -> None:
 
 def test_a_layout_that_no_layer_permits_is_refused_with_the_reason() -> None:
     only = [convolution("conv", 500), LOSS]
-    with pytest.raises(
-        BadInput, match="got 'late-multiply'; no layer permits it: conv: a Conv2d is"
-    ):
+    with pytest.raises(BadInput, match="got 'late-multiply'; no layer permits it: conv: Conv2d is"):
         plan(only, layout="late-multiply")
     with pytest.raises(
         BadInput, match=r"train.layout.dense: got 'rows'; no layer permits it: conv"
@@ -204,6 +253,47 @@ def test_mixed_needs_two_layers() -> None:
         plan([dense_layer("fc", 100, 100), LOSS], layout="mixed")
     with pytest.raises(BadInput, match="got 'averaging'; the plan has one device"):
         plan(HEAVY, hosts=1, layout={"average_every": 8})
+
+
+WITH_BF16 = {"dense": "factors", "factor_type": "bf16"}
+AVERAGING = {"average_every": 8, "outer": "nesterov"}
+
+
+def test_a_part_of_a_layout_that_changes_nothing_is_refused() -> None:
+    only = [convolution("conv", 5_000), dense_layer("fc", 4096, 4096), LOSS]
+    with pytest.raises(BadInput, match=r"train.layout.dense: got 'rows'; allowed: auto or sum: "):
+        plan(only, layout={"name": "mixed", "dense": "rows"})
+    with pytest.raises(BadInput, match=r"train.layout.local_batch: got 33; allowed: 1 to 32, "):
+        plan(HEAVY, layout={"local_batch": 33})
+    assert plan(HEAVY, layout={"local_batch": 32}).layout is not None
+    # More devices of a training that continues have smaller parts.
+    again = make_plan(*case(HEAVY, layout={"local_batch": 33}), continues=True).layout
+    assert again is not None
+    assert again.local_batch == 33
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "late-multiply",
+        "sharded",
+        "averaging",
+        "mixed",
+        "data-parallel",
+        WITH_BF16,
+        AVERAGING,
+    ],
+)
+def test_a_plan_overrides_any_other_layout_of_a_job_than_its_own(wanted: Any) -> None:
+    job, pool, estimate, data = case(HEAVY, layout=wanted)
+    layout = make_plan(job, pool, estimate, data).layout
+    assert not overrides(layout, job.train)
+    for other in ("late-multiply", "data-parallel", "averaging", "mixed", "pipeline"):
+        alike = (other, wanted) in [("late-multiply", WITH_BF16), ("averaging", AVERAGING)]
+        asked = TrainSpec.model_validate({"layout": other})
+        assert overrides(layout, asked) == (other != wanted and not alike)
+    assert overrides(layout, TrainSpec.model_validate({"layout": {"average_every": 9}}))
+    assert not overrides(layout, TrainSpec())
 
 
 def test_the_jobs_interval_local_batch_and_outer_step_are_in_the_layout() -> None:

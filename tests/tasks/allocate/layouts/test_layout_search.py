@@ -42,7 +42,11 @@ def test_a_slow_network_lets_data_parallel_use_one_device_and_a_hybrid_several()
 
 def test_a_named_layout_gets_several_devices_even_if_one_would_be_faster() -> None:
     assert len(plan(HEAVY, fewest=1).devices) == 1
-    assert len(plan(HEAVY, fewest=1, layout="sharded").devices) == 2
+    made = plan(HEAVY, fewest=1, layout="sharded")
+    assert len(made.devices) == 2
+    assert made.strategy["name"] == "hybrid"
+    rule = "sharded, as train.layout says, of the layers that permit it, so the whole is hybrid"
+    assert made.layout_rule == rule
 
 
 @pytest.mark.parametrize("part", [{"chunk_bytes": 65536}, {"dense": "sum"}])
@@ -65,9 +69,23 @@ def test_rows_make_a_model_fit_that_no_device_holds(hosts: int) -> None:
 
 
 def test_a_layout_beyond_the_memory_is_refused_with_layer_and_device() -> None:
-    with pytest.raises(Infeasible, match=r"train.layout: layout hybrid: .* most is for fc") as why:
+    with pytest.raises(Infeasible, match=r"train.layout: layout sharded: .* most is for fc") as why:
         plan(WIDE, memory=5e8, layout="sharded")
     assert why.value.details["binding"] == "memory"
+
+
+def test_a_model_that_no_layout_fits_names_its_largest_layer_and_what_rows_leave_of_it() -> None:
+    says = "most is for the layer fc: "
+    with pytest.raises(Infeasible, match=f"one sample takes .* {says}") as whole:
+        plan(WIDE, memory=1e8, layout="data-parallel")
+    with pytest.raises(
+        Infeasible, match=f"GiB with layers sharded on 2 devices, .* {says}"
+    ) as rows:
+        plan(WIDE, memory=1e8, layout="sharded")
+    first, second = (
+        float(str(one.value).split("one sample takes ")[1].split()[0]) for one in (whole, rows)
+    )
+    assert second < 0.7 * first
 
 
 def test_a_deadline_that_only_another_layout_meets_is_met() -> None:
@@ -81,7 +99,9 @@ def test_a_deadline_that_only_another_layout_meets_is_met() -> None:
 
 def test_a_named_layout_that_misses_the_deadline_says_what_it_needs() -> None:
     wanted: dict[str, Any] = {"minimize": "time", "deadline": "20s"}
-    with pytest.raises(Infeasible, match="the nearest that was found with layout hybrid is") as why:
+    with pytest.raises(
+        Infeasible, match="the nearest that was found with layout sharded is"
+    ) as why:
         plan(HEAVY, objective=wanted, layout="sharded")
     assert why.value.details["nearest_deadline_s"] > 20
 
@@ -183,6 +203,22 @@ def test_rows_that_divide_the_update_are_bounded() -> None:
     assert step_s(made) < step_s(whole)
     assert made.search == "bounded"
     assert 0 < made.gap < 1
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("layout", ["auto", "sharded"])
+def test_layouts_are_compared_on_calibrated_devices(hosts: int, layout: str) -> None:
+    """Also if two devices of one host are of different speed."""
+    job, pool, estimate, data = case(HEAVY, cores=(1.0, 0.5), layout=layout)
+    assert all(one.basis is not None and one.basis.shares for one in estimate.curves)
+    if hosts == 1:
+        devices = [one for host in pool.hosts for one in host.devices]
+        pool = Pool.model_validate({"name": "p", "hosts": [{"name": "a", "devices": devices}]})
+    made = make_plan(job, pool, estimate, data)
+    assert len(made.devices) == 2
+    if layout == "sharded":
+        assert made.layout is not None
+        assert made.layout.how("fc6") == "rows"
 
 
 def test_averages_let_all_devices_of_a_slow_network_be_used() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from layout_cases import LOSS, convolution, dense_layer, layout_of, models_and_layouts
-from layout_plans import HEAVY, plan
-from test_step_simulator import curve_of, network
+from layout_plans import HEAVY, LIGHT, plan
+from simulated_cases import curve_of, network
 
 from trainwright.estimator.structure import LayerFacts
+from trainwright.tasks.allocate.actions.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.allocate.layouts.averages import AverageTimes
 from trainwright.tasks.allocate.layouts.predicted_kinds import by_kind
-from trainwright.tasks.allocate.layouts.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.runs.artefacts.plan import Prediction
 from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
@@ -27,7 +27,7 @@ def simulated(layers: list[LayerFacts], layout: Layout) -> tuple[SimulatedStep, 
     return step, by_kind(step, layout, layers, TIMES)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(models_and_layouts())
 def test_kinds_add_up_to_the_step_of_each_device(case: tuple[list[LayerFacts], Layout]) -> None:
     step, found = simulated(*case)
@@ -78,6 +78,18 @@ def test_a_plans_bytes_by_kind_are_those_that_its_words_compare(layout: str) -> 
     assert summed.predicted is not None
     ratio = max_sent(summed.predicted) / max_sent(averaged.predicted)
     assert f" {plain(ratio)} times fewer bytes" in averaged.layout_in_words
+
+
+@pytest.mark.parametrize("layout", ["data-parallel", "late-multiply", "averaging", "mixed"])
+@pytest.mark.parametrize("model", [HEAVY, LIGHT])
+def test_what_a_device_computes_and_waits_is_the_plans_step_time(
+    model: list[LayerFacts], layout: str
+) -> None:
+    made = plan(model, layout=layout, cores=(1.0, 0.5))
+    assert made.predicted is not None
+    for one in made.predicted.by_kind:
+        seconds = sum(one.compute_s.values()) + sum(one.wait_s.values())
+        assert seconds == pytest.approx(made.predicted.step_time_s.median)
 
 
 def max_sent(predicted: Prediction) -> float:

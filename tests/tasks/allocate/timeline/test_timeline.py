@@ -11,19 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_cases import LOSS, dense_layer, models_and_layouts
 from layout_plans import HEAVY, plan_and_estimate
+from pipeline_cases import pipeline_plan_and_estimate
 
 from trainwright.estimator.curves import Affine, DeviceCurve, LayerCost
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
-from trainwright.tasks.allocate.layouts.actions import COMPUTE
-from trainwright.tasks.allocate.layouts.network import RankNetwork
-from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
-from trainwright.tasks.allocate.layouts.transfer_sizes import TransferSizes
+from trainwright.tasks.allocate.actions.action import COMPUTE
+from trainwright.tasks.allocate.actions.network import RankNetwork
+from trainwright.tasks.allocate.actions.step_simulator import StepSimulator
+from trainwright.tasks.allocate.actions.transfer_sizes import TransferSizes
 from trainwright.tasks.allocate.timeline.lanes import compute_lane, shown_ranks, transfer_lane
+from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline_svg
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.step_kinds import MeasuredPass, PassKind, StepByKind
 
 SVG = "{http://www.w3.org/2000/svg}"
 DEEP = [
@@ -154,6 +157,86 @@ def test_a_step_that_averages_says_how_often() -> None:
     text = " ".join(found)
     assert "as the mean of all steps. This step ends with an average of parameters, as one" in text
     assert "in 32 does." in text
+
+
+def test_stages_have_a_bar_for_each_pass_and_their_messages() -> None:
+    wanted = {"micro_batches": 4, "schedule": "zero-bubble"}
+    plan, estimate = pipeline_plan_and_estimate(layout=wanted, network="1Gbit")
+    simulated = simulated_plan(plan, estimate)
+    bars = compute_lane(simulated.step, 1, 0.0)
+    passes = [(one.kind, one.label) for one in bars if one.kind not in ("wait", "update")]
+    order = [
+        ("forward", "1"),
+        ("input-gradient", "1"),
+        ("forward", "2"),
+        ("input-gradient", "2"),
+        ("weight-gradient", "1"),
+        ("forward", "3"),
+    ]
+    assert passes[:6] == order
+    waits = [one.title for one in bars if one.kind == "wait"]
+    assert waits[0].startswith("blocks.3: wait for activations of micro-batch 1, 0 to ")
+    sent = transfer_lane(simulated.step, simulated.sizes, 1, 0.0)
+    messages = [one.title for one in sent if one.kind == "send"]
+    assert len(messages) == 4
+    assert messages[0].startswith("blocks.3: gradients of micro-batch 1, 156 KiB sent, ")
+    found = set(words(ElementTree.fromstring(timeline_svg(simulated))))
+    shown = {"forward", "input gradient", "weight gradient", "message to another stage", "wait"}
+    assert shown <= found
+
+
+def test_measured_passes_stages_memory_and_bubbles_are_beside_the_planned_ones() -> None:
+    plan, estimate = pipeline_plan_and_estimate(
+        layout={"micro_batches": 2, "schedule": "gpipe"}, memory=4e9
+    )
+    kinds: list[PassKind] = ["forward", "forward", "backward", "backward"]
+    stages = {
+        device.id: StepByKind(
+            device=device.id,
+            compute_s={},
+            wait_s={},
+            sent_bytes={},
+            passes=[
+                MeasuredPass(
+                    kind=kind,
+                    micro_batch=number % 2,
+                    begin_s=0.1 * (2 * number + rank),
+                    end_s=0.1 * (2 * number + rank + 1),
+                )
+                for number, kind in enumerate(kinds)
+            ],
+        )
+        for rank, device in enumerate(plan.devices)
+    }
+    measured = MeasuredStep(stages, {plan.devices[0].id: 3e9})
+    assert measured.step_s == pytest.approx(0.8)
+    assert measured.bubble == pytest.approx(0.5)
+    svg = ElementTree.fromstring(timeline_svg(simulated_plan(plan, estimate), measured))
+    titles = [one.text or "" for one in svg.iter(f"{SVG}title")]
+    assert "measured: micro-batch 2: forward, 200 to 300 ms" in titles
+    assert "measured: wait, 100 to 200 ms" in titles
+    memory = [one for one in titles if one.startswith("memory: ")]
+    assert len(memory) == 2
+    assert memory[0].endswith(" planned of 3.73 GiB, 2.79 GiB measured")
+    head = " ".join(words(svg))
+    assert "Measured: the passes of a step end after 800 ms; devices wait for 50 % of that" in head
+    assert re.search(r"Devices wait for [\d.]+ % of it\.", head)
+
+
+def test_a_training_without_stages_or_a_result_has_no_measured_passes() -> None:
+    assert MeasuredStep.of(None) == MeasuredStep()
+    assert MeasuredStep().bubble == 0.0
+
+
+def test_backward_passes_that_are_not_split_are_one_bar() -> None:
+    wanted = {"micro_batches": 4, "schedule": "1f1b"}
+    simulated = simulated_plan(*pipeline_plan_and_estimate(layout=wanted))
+    bars = [one for one in compute_lane(simulated.step, 1, 0.0) if one.kind == "backward"]
+    assert [one.label for one in bars] == ["1", "2", "3", "4"]
+    assert bars[0].title.startswith("micro-batch 1: gradients of inputs and weights of ")
+    assert "gradients of inputs and weights" in words(
+        ElementTree.fromstring(timeline_svg(simulated))
+    )
 
 
 def test_a_stored_plan_gives_the_step_that_was_predicted() -> None:

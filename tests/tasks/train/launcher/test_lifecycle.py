@@ -17,8 +17,10 @@ import psutil
 import pytest
 from training_case import NO_SPARE, ranks, request, rows, scalars, when_checkpoint
 
+from trainwright.estimator.structure import DenseProduct, LayerFacts, Unit
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainingFailed
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.train import ramp, train
 
@@ -239,6 +241,35 @@ def test_a_plan_with_another_strategy_is_bad_input(tmp_path: Path) -> None:
         BadInput, match=r"strategy: got 'pipeline', without a layout; trainwright can only train"
     ):
         train(asked.model_copy(update={"plan": other}))
+
+
+def test_factors_of_a_layer_that_one_pipeline_holds_are_refused_before_a_rank_starts(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    asked = request(tmp_path, [60, 60])
+    first, second = asked.plan.devices
+    dense = DenseProduct(kind="linear", rows_per_sample=1, inputs=4, outputs=4)
+    layers = [
+        LayerFacts(name=one, kind="Linear", parameters={f"{one}.weight": 16}, dense=dense)
+        for one in "ab"
+    ]
+    stages = [
+        Stage(device=first.id, layers=["a"]),
+        Stage(device=second.id, layers=["b"]),
+    ]
+    layout = Layout(
+        name="pipeline",
+        pipelines=[Pipeline(micro_batches=[30, 30], stages=stages)],
+        sync={"a": "factors"},
+    )
+    planned = {
+        "layout": layout,
+        "layers": layers,
+        "units": [Unit(name=one.name, modules=[one.name], layers=[one.name]) for one in layers],
+    }
+    with pytest.raises(BadInput, match="layout: a can't be factors: only one pipeline holds it"):
+        train(asked.model_copy(update={"plan": asked.plan.model_copy(update=planned)}))
+    assert heard == []
 
 
 @pytest.mark.slow

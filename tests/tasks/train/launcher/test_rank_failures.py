@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,23 +196,6 @@ def test_complex_parameters_are_bad_input_naming_one(tmp_path: Path) -> None:
         BadInput, match=r"the parameter unused.weight is complex64, .*view_as_complex"
     ):
         train(asked)
-
-
-@pytest.fixture
-def small_memory(tmp_path: Path) -> Iterator[Path]:
-    """A cgroup whose processes may hold 700 MB."""
-    group = Path("/sys/fs/cgroup/memory") / f"trainwright-test-{tmp_path.name}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(700 << 20))
-    except OSError:
-        pytest.skip("no right to limit a process's memory by a cgroup")
-    yield group
-    for _ in range(100):
-        try:
-            return group.rmdir()
-        except OSError:
-            time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -6,12 +6,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from memory_cgroups import limited_cgroup
 
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks.errors import BadInput, RunHeld, TrainingFailed
 from trainwright.tasks.train.channel import LauncherChannel
-from trainwright.tasks.train.launcher.rank_process import RankProcess, Usage, error_of_rank
+from trainwright.tasks.train.launcher.rank_process import (
+    CUDA_ALLOCATOR,
+    RankProcess,
+    Usage,
+    error_of_rank,
+    start_process,
+)
 
 
 def process_of(program: str) -> RankProcess:
@@ -24,14 +32,8 @@ def process_of(program: str) -> RankProcess:
 @pytest.fixture
 def memory_cgroup(tmp_path: Path) -> Iterator[Path]:
     """A cgroup whose processes may hold 40 MB."""
-    group = Path("/sys/fs/cgroup/memory") / f"trainwright-test-{tmp_path.name}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(40 << 20))
-    except OSError:
-        pytest.skip("no right to limit a process's memory by a cgroup")
-    yield group
-    group.rmdir()
+    with limited_cgroup(tmp_path.name, 40) as group:
+        yield group
 
 
 def test_an_out_of_memory_kill_by_the_kernel_differs_from_another_kill(memory_cgroup: Path) -> None:
@@ -76,3 +78,23 @@ def test_an_error_names_its_rank_and_log_unless_all_ranks_report_the_same() -> N
     assert failed.details == {"rank": 1, "step": 3}
     for same in (BadInput("data: no such file"), RunHeld("another trains this run")):
         assert str(error_from(same.document())) == str(same)
+
+
+@pytest.mark.parametrize("given", [None, "max_split_size_mb:128"])
+def test_a_rank_has_the_settings_of_the_gpu_allocator(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CUDA_ALLOCATOR, raising=False)
+    if given is not None:
+        monkeypatch.setenv(CUDA_ALLOCATOR, given)
+    process = start_process(
+        tmp_path / "order.json", 0, slot=3, threads=2, log=tmp_path / "log", interface={}
+    )
+    try:
+        found = psutil.Process(process.process.pid).environ()
+    finally:
+        process.kill()
+        process.process.wait()
+        process.channel.close()
+    assert found[CUDA_ALLOCATOR] == (given or "expandable_segments:True")
+    assert found["OMP_NUM_THREADS"] == "2"

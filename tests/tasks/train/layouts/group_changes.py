@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainwright.tasks.data import dataset as data
+from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.exchange.collective import PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
@@ -30,28 +31,36 @@ class NoLauncher:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.sent: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, about: str, **_: Any) -> dict[str, Any]:
         self.asked.append(about)
         return {"checkpoint": None} if about == "back" else {}
 
-    def send(self, kind: str, **_: Any) -> None:
-        """Nobody hears it."""
+    def send(self, kind: str, **fields: Any) -> None:
+        self.sent.append((kind, fields))
 
     def progress(self, kind: str, **_: Any) -> None:
         """Nobody hears it."""
 
 
 class BreakingPeers(Peers):
-    """Peers of a rank that is lost in the first sum whose name begins with `breaks_at`."""
+    """Peers of a rank that is lost in the first sum whose name begins with `breaks_at`.
 
-    breaks_at = ""
+    One that `misses` a sum takes part in it, but the result does not reach it.
+    """
 
-    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    breaks_at = misses = ""
+
+    def sum_(self, tensor: torch.Tensor, name: str, group: Any = None) -> torch.Tensor:
+        if self.misses and name.startswith(self.misses):
+            self.misses = ""
+            super().sum_(tensor.clone(), name, group)
+            raise PeersLost("a rank is lost whose part of the sum has reached others only")
         if self.breaks_at and name.startswith(self.breaks_at):
             self.breaks_at = ""
             raise PeersLost("this rank is lost")
-        return super().sum_(tensor, name)
+        return super().sum_(tensor, name, group)
 
 
 class OneAtATime(Rank):
@@ -76,14 +85,22 @@ class ThreadRank:
         self.training = Training(self.rank, self.channel, order)
         self.generation = 0
 
-    def join(self, folder: Path, generation: int, members: Sequence[int]) -> None:
+    def join(
+        self,
+        folder: Path,
+        generation: int,
+        members: Sequence[int],
+        layout: Layout | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:
         """Enter a group."""
         group = WorkerGroup(
             generation=generation,
             members=list(members),
             committed=0,
-            checkpoint=None,
+            checkpoint=None if checkpoint is None else str(checkpoint),
             reason="",
+            layout=layout,
             end=False,
             broken=False,
             limits={},
@@ -120,13 +137,20 @@ class ThreadRanks:
         self.all = [ThreadRank(asked, number, dataset) for number in range(len(asked.plan.devices))]
         self.members: list[int] = []
 
-    def group(self, *members: int) -> list[bool]:
-        """All leave their group, and these form another. Returns which of them are in it."""
+    def group(
+        self, *members: int, layout: Layout | None = None, checkpoint: Path | None = None
+    ) -> list[bool]:
+        """All leave their group, and these form another. Returns which of them are in it.
+
+        `layout`: None for the plan's. `checkpoint` is a folder to start from.
+        """
         self.each(lambda one: one.out())
         self.members, self._generation = list(members), self._generation + 1
         generation = self._generation
 
-        return self.succeed(lambda one: one.join(self.folder, generation, members))
+        return self.succeed(
+            lambda one: one.join(self.folder, generation, members, layout, checkpoint)
+        )
 
     def succeed(self, act: Callable[[ThreadRank], Any]) -> list[bool]:
         """Let every member act. Those that lose a peer leave their group; which have not?"""
@@ -145,7 +169,11 @@ class ThreadRanks:
         """Let every member of the group act, and return the results in their order."""
         if not self.members:
             return []
-        with ThreadPoolExecutor(len(self.members)) as threads:
+        # Products of several OpenMP threads differ in their last digit, and each thread has its own
+        # number of those.
+        with ThreadPoolExecutor(
+            len(self.members), initializer=torch.set_num_threads, initargs=(1,)
+        ) as threads:
             futures = [threads.submit(act, self.all[number]) for number in self.members]
             return [one.result(WAIT_S) for one in futures]
 

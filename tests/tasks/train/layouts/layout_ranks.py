@@ -85,7 +85,7 @@ class ThreadExchange(Exchange):
 
 
 def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:
-    """The structure of a request's model, traced."""
+    """The structure of a request's model, traced in its precision."""
     job = asked.job
     assert job.model is not None
     schema = asked.schema_
@@ -98,7 +98,9 @@ def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:
         task=schema.task,
     )
     definition = source.load(Path(asked.source_folder), asked.entry)
-    what = TrainingStepSpec(definition, job.model.config, spec, {"name": "sgd"})
+    what = TrainingStepSpec(
+        definition, job.model.config, spec, {"name": "sgd"}, job.train.precision
+    )
     return trace(what, batch)
 
 

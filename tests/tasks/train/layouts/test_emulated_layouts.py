@@ -11,8 +11,8 @@ from layout_ranks import layers_of, train_in_threads, with_layout
 from training_case import request
 
 from trainwright.estimator.predict.communication import Link
-from trainwright.tasks.allocate.layouts.network import RankNetwork
-from trainwright.tasks.allocate.layouts.step_simulator import StepSimulator
+from trainwright.tasks.allocate.actions.network import RankNetwork
+from trainwright.tasks.allocate.actions.step_simulator import StepSimulator
 from trainwright.tasks.runs.artefacts.layout import Pipeline
 
 SPEEDS = (4e5, 1e5)

@@ -18,12 +18,12 @@ def test_only_trained_parameters_get_gradients(frozen: str) -> None:
         getattr(layer, frozen).requires_grad_(False)
         rows = torch.randn(4, 3)
         if kind == "factors":
-            late = LateMultiplied("layer", layer, lambda: None)
+            late = LateMultiplied("layer", layer, Peers("torch"), lambda: None)
             late(rows).sum().backward()
             late.finish([late.own(1.0, None)])
         else:
             sharded = Sharded("layer", layer, Peers("torch"))
-            sharded.cut([(0, 2)])
+            sharded.cut([(0, 2)], torch.device("cpu"))
             sharded(rows).sum().backward()
             sharded.finish(1.0)
         trained = {"weight", "bias"} - {frozen}

@@ -67,6 +67,27 @@ def assert_as_undisturbed(asked: TrainRequest, ranks: ThreadRanks) -> None:
     assert relative_difference(ranks.state(), alone(asked)) <= BOUNDS["fp64"]
 
 
+def test_a_split_by_measured_speeds_is_reported_with_its_weights(tmp_path: Path) -> None:
+    asked = request(tmp_path, [30, 30], validation_fraction=1077 / 1797, adaptive_split=True)
+    ranks = ThreadRanks(asked, tmp_path)
+    ranks.group(0, 1)
+
+    def window(one: ThreadRank) -> None:
+        state, batch = one.training.state, one.training.batch
+        assert state is not None
+        for _ in range(20):
+            batch.note(0.1 * state.split[one.number] / (20 if one.number else 40), 0.2)
+        batch.rebalance(state)
+
+    for _ in range(3):
+        ranks.each(window)
+    assert ranks.all[0].rank.split == [40, 20]
+    weights = [fields["weights"] for kind, fields in ranks.all[0].channel.sent if kind == "weights"]
+    assert weights[-1] == pytest.approx([40, 20])
+    assert not any(kind == "weights" for kind, _ in ranks.all[1].channel.sent)
+    ranks.each(lambda one: one.out())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_joins_gets_its_rows_with_their_optimizer_state(
     made: Made, layout: str
@@ -119,8 +140,6 @@ def test_rows_lost_with_their_rank_come_from_the_checkpoint(made: Made, lost: in
 
 def test_a_rank_with_all_rows_replaces_those_that_a_broken_group_has_cut(made: Made) -> None:
     asked, ranks = made(SHARDED)
-    ranks.group(0, 1, 2)
-    ranks.steps(7)
     ranks.all[1].rank.cut = lambda members: None  # type: ignore[method-assign]  # lost before that
     ranks.group(0, 1, 2)
     del ranks.all[1].rank.cut
@@ -128,13 +147,16 @@ def test_a_rank_with_all_rows_replaces_those_that_a_broken_group_has_cut(made: M
     assert not ranks.all[1].rank.is_cut
     ranks.group(0, 1)
     assert not ranks.asked_for("back")
-    assert ranks.all[1].training.finished == 7
+    assert ranks.each(lambda one: one.rank.is_cut) == [True, True]
     assert_as_undisturbed(asked, ranks)
 
 
 @pytest.mark.parametrize(
     ("layout", "breaks_at"),
-    [*((layout, sum_) for layout in LAYOUTS for sum_ in ("sent", "state")), ("sharded", "whole")],
+    [
+        *((layout, sum_) for layout in LAYOUTS for sum_ in ("sent", "state")),
+        *(("sharded", sum_) for sum_ in ("layouts", "rows held", "rows out", "rows moved")),
+    ],
 )
 def test_a_rank_has_no_state_before_it_has_received_all_of_it(
     made: Made, layout: str, breaks_at: str
@@ -145,6 +167,22 @@ def test_a_rank_has_no_state_before_it_has_received_all_of_it(
     ranks.all[1].peers.breaks_at = breaks_at
     assert ranks.group(0, 1, 2) == [False, False, False]
     assert [one.training.finished for one in ranks.all] == [None, 7, 7]
+    ranks.group(0, 1, 2)
+    assert not ranks.asked_for("back")
+    assert_as_undisturbed(asked, ranks)
+
+
+@pytest.mark.parametrize("breaks_at", ["finished", "layouts", "rows held"])
+def test_rows_that_a_rank_took_count_after_more_than_one_broken_group(
+    made: Made, breaks_at: str
+) -> None:
+    asked, ranks = made(SHARDED)
+    ranks.group(1, 2)
+    ranks.steps(7)
+    ranks.all[1].peers.breaks_at = "state"
+    assert ranks.group(0, 1, 2) == [False, False, False]
+    ranks.all[2].peers.breaks_at = breaks_at
+    assert ranks.group(0, 1, 2) == [False, False, False]
     ranks.group(0, 1, 2)
     assert not ranks.asked_for("back")
     assert_as_undisturbed(asked, ranks)
@@ -294,6 +332,23 @@ def test_a_rank_that_joins_takes_the_average_of_the_others(made: Made) -> None:
         assert all(torch.equal(velocities[name], value) for name, value in first[1].items())
     found = own_states(ranks)
     assert all(relative_difference(one, found[0]) == 0 for one in found)
+    ranks.steps(24)
+
+
+@pytest.mark.parametrize("layout", [AVERAGING, MIXED_ROWS], ids=["averaging", "rows"])
+def test_averages_go_on_on_one_device_in_its_layout(made: Made, layout: dict[str, Any]) -> None:
+    asked, ranks = made(layout)
+    planned = asked.layout
+    last = planned.pipelines[2].model_copy(update={"micro_batches": [60]})
+    rows = {name: {"here/2": (0, 10)} for name in planned.rows}
+    ranks.group(0, 1, 2)
+    ranks.steps(5)
+    ranks.group(2, layout=planned.model_copy(update={"pipelines": [last], "rows": rows}))
+    begun = ranks.all[2].training.finished
+    assert begun == (0 if rows else 5)  # rows of the others are lost with them
+    ranks.steps(9)
+    ranks.group(0, 1, 2)
+    assert ranks.each(lambda one: one.training.finished) == [9] * 3
     ranks.steps(24)
 
 

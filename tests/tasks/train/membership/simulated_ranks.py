@@ -113,13 +113,20 @@ class SimulatedRanks:
         ended = [one for one in events if isinstance(one, event.ProcessEnded)]
         self._ended_now = {one.number for one in ended}
         hopeless = (event.RankFailed, event.LeaseLost)
-        self._hopeless = any(isinstance(one, hopeless) for one in events)
+        self._hopeless = any(
+            isinstance(one, hopeless) or self._lacks_another_way(one) for one in events
+        ) or any(one.out_of_memory and one.stage for one in ended)
         for one in self.machine.handle(*events):
             assert self.end is None, f"{one} after the end"
             self.seen.append(one)
             self._obey(one)
         if any(broken) and self.end is None and self.group is group:
             assert all(one.aborted for one in self.inside()), "they wait for one that is gone"
+
+    def _lacks_another_way(self, happened: event.MembershipEvent) -> bool:
+        """Whether a layer's joint work does not fit, and the job permits nothing else."""
+        short = happened.shortage if isinstance(happened, event.RankReady) else None
+        return short is not None and bool(short.layer) and not self.policy.may_sum
 
     def _breaks_group(self, happened: event.MembershipEvent) -> bool:
         """Whether a member of the group is lost, or its sum has failed."""
@@ -140,6 +147,8 @@ class SimulatedRanks:
                 self.limits[happened.number] = batch // 2
         elif isinstance(happened, event.RankReady) and happened.shortage is not None:
             short = happened.shortage
+            if short.layer:
+                return
             most = max(short.batch_size // 2, short.fits)
             self.limits[happened.number] = min(short.batch_size - 1, most)
 
@@ -364,12 +373,18 @@ class SimulatedRanks:
         self.tell(event.CheckpointRestored(self.now, *self.restored))
 
     def die(
-        self, one: Process, how: str = "was killed by SIGKILL", *, out_of_memory: bool = False
+        self,
+        one: Process,
+        how: str = "was killed by SIGKILL",
+        *,
+        out_of_memory: bool = False,
+        stage: str = "",
     ) -> None:
         """End a process. Its earlier messages still arrive."""
         del self.processes[one.number]
         memory = out_of_memory and one.killed is None and one.status == "in"
-        ended = event.ProcessEnded(self.now, one.number, one.killed or how, "its.log", memory)
+        said = one.killed or how
+        ended = event.ProcessEnded(self.now, one.number, said, "its.log", memory, stage)
         self.tell(*one.outbox, ended)
 
     def fail(self, one: Process, *, final: bool = False) -> None:

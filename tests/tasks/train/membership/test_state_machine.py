@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from trainwright.tasks.errors import (
     TrainwrightError,
 )
 from trainwright.tasks.train.membership import event, instruction
-from trainwright.tasks.train.membership.state_machine import SPARE_AFTER_S
+from trainwright.tasks.train.membership.state_machine import SPARE_AFTER_S, Membership
 from trainwright.tasks.train.membership.transitions import SAVE_GRACE_S, STOP_GRACE_S
 from trainwright.tasks.train.membership.watchdog import ABORT_S, LOADING_S, STORE_S
 from trainwright.tasks.train.worker_group import WorkerGroup
@@ -474,6 +475,46 @@ def test_a_rank_out_of_memory_gets_a_smaller_batch_and_the_others_take_more() ->
     )
 
 
+def test_a_layer_whose_joint_work_does_not_fit_is_summed_from_then_on() -> None:
+    ranks = training(2)
+    for layer in ("fc6", "fc7", "fc6"):
+        leave(ranks, 0, shortage=event.MemoryShortage(0, layer=layer))
+        leave(ranks, 1, sum_error="reset")
+        go_on(ranks, lambda: ranks.healthy())
+    first, *later = groups(ranks)
+    assert first.summed == ["fc6"]
+    assert [one.summed for one in later] == [["fc6", "fc7"]] * 2
+    assert (first.members, first.limits) == ([0, 1], {})
+    assert first.reason == (
+        "rank 0 (h0/cpu) ran out of memory in layer fc6, for which it works on the rows of all "
+        "ranks; its gradients are summed from now on; continues with 2 of 2"
+    )
+
+
+def test_layers_that_an_earlier_launch_had_to_sum_are_summed() -> None:
+    machine = Membership(policy(1), checkpoint="folder", committed=3, summed=["fc6"])
+    machine.handle(event.Tick(0.0))
+    formed = machine.handle(event.RankReady(1.0, 0, None))
+    [first] = [one.group for one in formed if isinstance(one, instruction.FormGroup)]
+    assert (first.summed, first.checkpoint) == (["fc6"], "folder")
+
+
+def test_joint_work_that_does_not_fit_is_an_error_if_the_job_permits_nothing_else() -> None:
+    rules = replace(policy(2), may_sum=False)
+    ranks = SimulatedRanks(rules)
+    ranks.tick()
+    go_on(ranks, lambda: ranks.healthy())
+    ranks.tell(event.CheckpointStored(ranks.now, 5))
+    ranks.leave(ranks.processes[0], shortage=event.MemoryShortage(0, layer="fc6"))
+    ranks.deliver(ranks.processes[0])
+    assert str(error(ranks)) == (
+        "rank 0 (h0/cpu) ran out of memory in layer fc6, for which it works on the rows of all "
+        "ranks, and train.layout permits no other way; use a smaller train.global_batch_size or "
+        "leave train.layout to the planner; the checkpoint of step 5 is kept"
+    )
+    assert error(ranks).details == {"rank": 0, "layer": "fc6"}
+
+
 def test_the_plans_memory_curve_limits_the_batch() -> None:
     rules = policy(1)
     line = Affine(fixed=100.0, per_sample=10.0)
@@ -493,6 +534,23 @@ def test_a_rank_killed_for_lack_of_memory_comes_back_with_half_the_batch() -> No
     leave(ranks, 1, sum_error="reset")
     go_on(ranks, lambda: bool(groups(ranks)))
     assert groups(ranks)[0].limits == {0: 4}
+
+
+def test_a_stage_killed_for_lack_of_memory_ends_the_training_with_what_takes_less() -> None:
+    ranks = training(2)
+    kill(ranks, 1, out_of_memory=True, stage="stage 2 of 2 does not fit; less take: a, b")
+    assert str(error(ranks)) == (
+        "rank 1 (h1/cpu) was killed by SIGKILL: stage 2 of 2 does not fit; less take: a, b; "
+        "its log is its.log"
+    )
+
+
+def test_a_stage_killed_for_another_reason_is_restarted() -> None:
+    ranks = training(2)
+    kill(ranks, 1, stage="stage 2 of 2 does not fit; less take: a, b")
+    leave(ranks, 0, sum_error="reset")
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
 
 
 def test_a_device_too_small_for_one_sample_is_left_out() -> None:
@@ -690,3 +748,22 @@ def test_events_of_ended_processes_and_events_after_the_end_are_ignored() -> Non
     ranks.tell(event.Tick(ranks.now + 1e6), event.LeaseLost(ranks.now))
     assert isinstance(ranks.seen[-1], instruction.GiveUp)
     assert len(ranks.seen) == 1
+
+
+def test_a_better_layout_makes_the_members_form_their_group_again_between_two_steps() -> None:
+    ranks = training(3)
+    ranks.tell(event.LayoutPlanned(ranks.now, (0, 1, 2), "other cuts"))
+    go_on(ranks, lambda: bool(groups(ranks)), train=True)
+    [again] = groups(ranks)
+    assert (again.members, again.reason) == ([0, 1, 2], "other cuts; continues with 3 of 3")
+    assert not again.broken
+    assert again.checkpoint is None
+
+
+def test_a_layout_for_other_members_or_for_a_group_that_ends_changes_nothing() -> None:
+    ranks = training(3)
+    ranks.tell(event.LayoutPlanned(ranks.now, (0, 1), "other cuts"))
+    kill(ranks, 2)
+    ranks.deliver(ranks.processes[2])
+    ranks.tell(event.LayoutPlanned(ranks.now, (0, 1, 2), "other cuts"))
+    assert not [one for one in ranks.seen if isinstance(one, instruction.AskToLeave)]

@@ -198,3 +198,20 @@ def test_hooks_count_each_layer_of_a_model_once_in_each_direction() -> None:
     one.settle()
     model(rows).sum().backward()  # as in a validation: no time passes
     assert clock.now_s == pytest.approx(16 * EMULATED_SAMPLE_S)
+
+
+def test_a_recomputed_layer_takes_the_time_of_its_forward_pass_again() -> None:
+    clock = Clock()
+    one = EmulatedDevice(1.0, PAIR, {}, clock.own_s, clock.sleep, recomputed=["head"])
+    one.begin(0.0)
+    one.begin_part(100)
+    one.forward("body")
+    one.forward("head")
+    one.forward_again("body")  # a model may recompute it by itself
+    one.forward_again("head")
+    assert clock.now_s == pytest.approx(0.05)
+    one.backward("head")
+    one.backward("body")
+    one.end_passes(100)
+    one.settle()
+    assert clock.now_s == pytest.approx(0.12)

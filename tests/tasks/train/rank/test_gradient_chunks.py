@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainwright.estimator.structure import LayerFacts
-from trainwright.tasks.allocate.layouts.chunks import chunks_of
+from trainwright.tasks.allocate.actions.chunks import chunks_of
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.rank.gradients import GradientSum
+from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
+from trainwright.tasks.train.exchange.group_exchange import Exchange
+from trainwright.tasks.train.layouts.gradients import GradientSum
+from trainwright.tasks.train.layouts.layout_work import LayoutWork
 
 
 class Doubled:
@@ -155,3 +158,61 @@ def test_a_gradient_that_comes_in_parts_after_its_chunk_has_left_is_refused() ->
     parameter.sum().backward()
     with pytest.raises(TrainingFailed, match="receives its gradient in several parts"):
         parameter.sum().backward()
+
+
+class Backwards(nn.Module):
+    """Defines its layers in another order than it uses them."""
+
+    def __init__(self, one: Doubled) -> None:
+        super().__init__()
+        self.last, self.first, self.one = nn.Linear(8, 4), nn.Linear(4, 8), one
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(Noted.apply(self.first(rows), self.one))  # type: ignore[no-untyped-call]
+        return found
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_chunks_follow_the_backward_pass_whatever_order_the_model_defines(known: bool) -> None:
+    one = Doubled()
+    model = Backwards(one)
+    layers = [
+        LayerFacts(
+            name=name, kind="Linear", parameters={f"{name}.weight": 32, f"{name}.bias": size}
+        )
+        for name, size in (("first", 8), ("last", 4))
+    ]
+    pipeline = Pipeline(micro_batches=[2], stages=[Stage(device="d", layers=["Backwards"])])
+    exchange = cast(Exchange, one)
+    work = LayoutWork(Layout(pipelines=[pipeline]), layers if known else [], model, exchange)
+    passes(model, GradientSum(work.summed, exchange, 4 * 36), torch.randn(2, 4))
+    # The gradients of `last` leave before the backward pass comes to `first`.
+    assert one.at == ([0, 1, 1] if known else [1, 1, 1])
+
+
+def test_sums_start_when_only_later_gradients_of_others_are_missing() -> None:
+    norm, first, second = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
+    one = Doubled()
+    parameters = [*first.parameters(), *norm.parameters(), *second.parameters()]
+    gradients = GradientSum(parameters, one, 16)  # type: ignore[arg-type]
+    gradients.begin()
+    gradients.last = False
+    second(norm(first(torch.randn(3, 4)))).sum().backward()
+    later = [*first.parameters(), *second.parameters()]
+    gradients.last = True
+    gradients.backward_ended({id(each) for each in later})
+    assert one.begun == []
+    for number, each in enumerate(reversed(later)):
+        one.passed = number + 1
+        gradients.arrived(each)
+    assert {*one.at} == {1, 2, 3, 4}
+    assert gradients.is_sent()
+
+
+def test_a_single_chunk_leaves_early_if_other_sums_wait_for_it() -> None:
+    for others_wait in (False, True):
+        one, model = Doubled(), nn.Linear(2, 2)
+        gradients = GradientSum(model.parameters(), one, others_wait=others_wait)  # type: ignore[arg-type]
+        gradients.begin()
+        model(torch.randn(1, 2)).sum().backward()
+        assert gradients.is_sent() == others_wait

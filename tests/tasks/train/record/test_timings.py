@@ -10,7 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from trainwright.tasks.train.record.metrics import NOT_MEASURED, encode
+from trainwright.tasks.runs.artefacts.layout import Layout
+from trainwright.tasks.runs.artefacts.training_result import GroupAverage, SplitEvent
+from trainwright.tasks.train.checkpoint.files import CheckpointState
+from trainwright.tasks.train.record.metrics import NOT_MEASURED, common_parts, encode
 from trainwright.tasks.train.record.timings import Figures, memory_bytes
 
 
@@ -63,3 +66,24 @@ def test_figures_that_nothing_measures_are_nulls_of_type_double() -> None:
     table = pq.read_table(io.BytesIO(encode([{"step": 0, **NOT_MEASURED}])))
     assert str(table.schema.field("energy_j").type) == "double"
     assert table.column("energy_j").to_pylist() == [None]
+
+
+def test_split_events_of_every_kind_become_rows() -> None:
+    events = [
+        SplitEvent(
+            step=5, batch_sizes=[60, 0], reason="lost", averaged=GroupAverage(by=[0], after=0)
+        ),
+        SplitEvent(
+            step=9,
+            batch_sizes=[40, 20],
+            reason="back",
+            layout=Layout(name="data-parallel", pipelines=[]),
+            averaged=GroupAverage(by=[0], after=1, unfinished={0: 2}),
+        ),
+    ]
+    state = CheckpointState(9, 0, [40, 20], events=[one.model_dump(mode="json") for one in events])
+    for event, (name, rows) in zip(events, common_parts(state, 0), strict=True):
+        assert name == f"splits-{event.step:08d}"
+        row = pq.read_table(io.BytesIO(encode(rows))).to_pylist()[0]
+        assert row["batch_sizes"] == event.batch_sizes
+        assert row["layout"] == (event.layout and event.layout.name)

@@ -2,7 +2,7 @@
 
 import { front } from "../charts.js";
 import { card, h, table, tiles } from "../dom.js";
-import { between, bytes, counted, interval, joules, money, percent, seconds, whole } from "../format.js";
+import { between, bytes, counted, interval, joules, money, percent, priced, seconds, whole } from "../format.js";
 
 const kinds = (devices) => {
   const found = {};
@@ -17,14 +17,14 @@ const kinds = (devices) => {
 export function planView(root, plan, title, timeline = null) {
   const { predicted } = plan;
   root.append(h("div", { class: "head" }, h("h2", {}, title), h("span", { class: "muted" },
-    `least ${plan.objective}, ${plan.strategy?.name ?? ""}; search: ${plan.search}${plan.gap ? ` (within ${(100 * plan.gap).toFixed(1)} %)` : ""}`)));
+    `least ${plan.objective}, ${plan.strategy?.name ?? ""}; search: ${plan.search}${plan.gap && plan.gap < 1 ? ` (within ${(100 * plan.gap).toFixed(1)} %)` : ""}`)));
   root.append(tiles([
     ["devices", whole(plan.devices.length), kinds(plan.devices)],
     ["global batch size", whole(plan.global_batch_size), plan.accumulation > 1 ? `in ${plan.accumulation} micro-batches` : null],
     ["time", seconds(predicted?.duration_s.median), between(predicted?.duration_s, seconds)],
     ["step time", seconds(predicted?.step_time_s.median), between(predicted?.step_time_s, seconds)],
     ["energy", joules(predicted?.energy_j?.median), between(predicted?.energy_j, joules)],
-    ["cost", money(predicted?.cost?.median), predicted?.cost ? costParts(plan) : "the pool has no prices"],
+    ["cost", priced(plan.currency)(predicted?.cost?.median), predicted?.cost ? costParts(plan) : "the pool has no prices"],
     ...(plan.deadline_s ? [["deadline", seconds(plan.deadline_s)]] : []),
   ]));
   if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
@@ -35,7 +35,7 @@ export function planView(root, plan, title, timeline = null) {
     root.append(charts);
     front(charts, points.energy ? "Time and energy" : "Time and cost",
       { xTitle: "time", yTitle: points.energy ? "energy" : "cost", show: (value) => seconds(value).text,
-        showY: (value) => (points.energy ? joules : money)(value).text }, points.found);
+        showY: (value) => (points.energy ? joules : priced(plan.currency))(value).text }, points.found);
   }
   root.append(shares(plan.devices, plan.currency));
   root.append(configurations(plan));
@@ -54,7 +54,7 @@ function layoutOf(plan, timeline) {
 
 function others(alternatives) {
   const laid = alternatives.filter((one) => one.layout_in_words);
-  return laid.length ? table("Other layouts on these devices", [["other layouts on these devices", "long"], ["step time", "number"], ["why not chosen", "long"]],
+  return laid.length ? table("Other layouts", [["other layouts", "long"], ["step time", "number"], ["why not chosen", "long"]],
     laid.map((one) => [one.layout_in_words, interval(one.predicted?.step_time_s, seconds), one.reason])) : null;
 }
 
@@ -127,7 +127,7 @@ function configurations(plan) {
   const laid = plan.alternatives.some((one) => one.layout_in_words);
   const row = (devices, layout, batch, accumulation, predicted, feasible, reason) => [
     devices, ...(laid ? [layout] : []), accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
-    interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, money),
+    interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, priced(plan.currency)),
     feasible ? "yes" : h("span", { class: "infeasible" }, "no"), reason,
   ];
   return card("Configurations", table("The chosen configuration, and those that were not",

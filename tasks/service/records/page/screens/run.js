@@ -3,7 +3,7 @@
 import { base, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
-import { bounds, bytes, joules, money, moment, number, percent, plain, range, rate, seconds, signed, UNITS, whole } from "../format.js";
+import { bounds, bytes, inUnit, joules, moment, number, percent, plain, range, rate, seconds, signed, whole } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendedModel } from "./recommendation.js";
 import { merged, Series, throughput } from "./series.js";
@@ -15,7 +15,7 @@ export async function airflow(root, { fields }, signal, failed) {
   await every(3000, async () => {
     const { runs } = await get(`runs?${query({ holder })}`, signal);
     if (!runs.length) {
-      waiting(h("p", { class: "note" }, "This DAG run has opened no run of trainwright; one that it opens appears here."));
+      waiting(h("p", { class: "note" }, "This DAG run has opened no run of trainwright yet; one that it opens appears here. If a task has failed, the log of that task has the error in one line, with the field and what is allowed."));
       return true;
     }
     location.replace(`#/run/${runs[0].job}/${runs[0].id}`);
@@ -186,9 +186,9 @@ function predictions(run) {
   if (!run.predicted_and_measured.length) return card("Predicted and measured", h("p", { class: "note" },
     run.state === "running" ? "Measured when training ends." : "Nothing was measured."));
   return card("Predicted and measured", table("Predicted and measured",
-    [["quantity", "name"], ["predicted", "number"], ["interval, 90 %", "number"], ["measured", "number"], ["off by", "number"], ["within", "name"]],
+    [["quantity", "name"], ["predicted", "number"], ["90 % interval", "number"], ["measured", "number"], ["off by", "number"], ["within", "name"]],
     run.predicted_and_measured.map((row) => {
-      const unit = UNITS[row.unit] ?? money;
+      const unit = inUnit(row.unit);
       return [row.quantity, unit(row.predicted), bounds(row.low, row.high, unit), unit(row.measured), signed(row.error),
         row.inside === null ? null : h("span", { class: row.inside ? "success" : "failed" }, row.inside ? "yes" : "no")];
     })));

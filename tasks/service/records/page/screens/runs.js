@@ -4,8 +4,8 @@ import { get, query } from "../api.js";
 import { badge, every, h, place, table } from "../dom.js";
 import { interval, joules, moment, number, seconds, signed, whole } from "../format.js";
 
-const COLUMNS = [["compare", null], ["run", "name"], ["job", "name"], ["state", "name"], ["started", "name"], ["duration", "number"],
-  ["predicted", "number"], ["off by", "number"], ["energy", "number"], ["devices", "number"], ["result", "name"]];
+const COLUMNS = [["compare", null], ["job", "name"], ["state", "name"], ["result", "name"], ["started", "name"], ["duration", "number"],
+  ["predicted (90 %)", "number"], ["off by", "number"], ["energy", "number"], ["devices", "number"], ["run", "name"]];
 
 export const better = (metrics) => {
   const name = ["accuracy", "f1", "auc", "rmse", "mae", "loss"].find((one) => one in metrics) ?? Object.keys(metrics)[0];
@@ -62,11 +62,11 @@ function cells(run, chosen) {
   const guess = run.predicted_duration_s;
   return [
     h("input", { type: "checkbox", name: "compare", value: name, "aria-label": `Compare ${name}`, checked: chosen.has(name) }),
-    h("a", { href: `#/run/${name}` }, run.id),
-    h("a", { href: `#/runs?${query({ job: run.job })}` }, run.job),
-    h("span", {}, badge(run.state), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null),
+    h("a", { href: `#/run/${name}` }, run.job),
+    h("span", {}, badge(run.state), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null), better(run.metrics),
     moment(run.started_at), seconds(run.duration_s), interval(guess, seconds),
     guess && run.duration_s ? signed(guess.median / run.duration_s - 1) : null,
-    joules(run.energy_j), run.devices === null ? null : whole(run.devices), better(run.metrics),
+    joules(run.energy_j), run.devices === null ? null : whole(run.devices),
+    h("a", { href: `#/run/${name}` }, run.id),
   ];
 }

@@ -6,8 +6,6 @@ import { money, seconds } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendationView } from "./recommendation.js";
 
-const LAYOUTS = ["auto", "data-parallel", "late-multiply", "sharded", "hybrid", "averaging", "mixed"];
-
 export async function show(root, { fields }, signal) {
   let away = null; // set if the store is unreachable; a model's code can still be planned
   const [{ runs }, served] = await Promise.all([get("runs?limit=300", signal).catch((error) => {
@@ -39,7 +37,7 @@ export async function show(root, { fields }, signal) {
     submit.disabled = true;
     said.textContent = "planning …";
     try {
-      const body = await request(new FormData(form), asked.signal);
+      const body = await request(new FormData(form), served.pools, asked.signal);
       const wanted = model.value === "recommend:" ? "recommendations" : "plans";
       const found = await post(wanted, body, asked.signal);
       answer.replaceChildren();
@@ -55,14 +53,15 @@ export async function show(root, { fields }, signal) {
   } },
   field("Model", model, "a run's structure and data, or a file", true), field("Data", data, "unless as in the run: builtin:NAME, s3://…, a path"),
   field("Target", h("input", { name: "target", placeholder: "label", maxlength: 200, autocomplete: "off" }), "the column to predict, with Data"),
-  field("Pool", h("select", { name: "pool" }, option("", "this machine"), served.pools.map((name) => option(name, name)))),
+  field("Pool", h("select", { name: "pool" }, option("", "as in the run"), option("machine:", "this machine"), served.pools.map((name) => option(name, name))),
+    "without a run, or if its pool is none of these: this machine"),
   field("Minimize", h("select", { name: "minimize" }, option("energy", "energy"), option("time", "time"), option("cost", "cost"))),
   field("Deadline", text("deadline", "none"), "such as 30m or 2h"),
   field("Budget", text("budget", "none", "[0-9]+([.][0-9]+)?"), "in the pool's currency"),
   field("Confidence", text("confidence", "0.9", "0?[.][0-9]+"), "probability that the limits hold"),
   field("Epochs", text("epochs", "as in the run", "[0-9]+")),
   field("Global batch size", text("global_batch_size", "as in the run", "[0-9]+|auto"), "samples, or auto"),
-  field("Layout", h("select", { name: "layout" }, option("", "as in the run"), LAYOUTS.map((name) => option(name, name)))),
+  field("Layout", h("select", { name: "layout" }, option("", "as in the run"), served.layouts.map((name) => option(name, name)))),
   field("Devices at most", text("max_count", "all", "[0-9]+")),
   h("div", { class: "wide" }, submit, said));
   root.append(h("h1", {}, "What if"), h("p", { class: "note" },
@@ -70,13 +69,13 @@ export async function show(root, { fields }, signal) {
   away ? alertOf({ message: `No runs to choose from: ${away.message}` }) : "", card("Question", form), answer);
 }
 
-async function request(form, signal) {
+async function request(form, pools, signal) {
   const [kind, name] = [form.get("model").slice(0, form.get("model").indexOf(":")), form.get("model").slice(form.get("model").indexOf(":") + 1)];
   const value = (field) => (form.get(field) ?? "").trim();
-  const body = kind === "run" ? await ofRun(name, signal) : { name: "what-if", data: { uri: value("data") || "builtin:digits" }, train: {} };
+  const body = kind === "run" ? await ofRun(name, value("pool"), pools, signal) : { name: "what-if", data: { uri: value("data") || "builtin:digits" }, train: {} };
   if (kind === "file") body.model = { source: name };
   if (kind !== "run" && value("target")) body.data.target = value("target");
-  if (value("pool")) body.pool = value("pool");
+  if (value("pool") && value("pool") !== "machine:") body.pool = value("pool");
   body.objective = { minimize: value("minimize") };
   if (value("deadline")) body.objective.deadline = value("deadline");
   if (value("budget")) body.objective.budget = Number(value("budget"));
@@ -89,12 +88,16 @@ async function request(form, signal) {
 }
 
 // The run's job, with its model's structure and its data's schema, so that neither code nor data is read.
-async function ofRun(name, signal) {
+// What it demands of devices is about its own pool, so it is left out for another one.
+async function ofRun(name, chosen, pools, signal) {
   if (!RUN.test(name)) throw Object.assign(new Error("Choose a run whose model was extracted."), { kind: "bad_input" });
   const [run, structure] = await Promise.all([get(`runs/${name}`, signal), get(`runs/${name}/structure`, signal)]);
   const { job_file: job } = run;
   const { uri, target, task, validation_fraction } = job.data;
-  const body = { name: job.name, structure, train: job.train, data: { uri, target, task, validation_fraction }, devices: job.devices };
+  const body = { name: job.name, structure, train: job.train, data: { uri, target, task, validation_fraction } };
+  const known = job.pool && pools.includes(job.pool.split("/").pop().replace(/[.]yaml$/, ""));
+  if (!chosen && known) body.pool = job.pool;
+  if (!chosen && (known || !job.pool)) body.devices = job.devices;
   if (run.data) body.data_schema = run.data;
   else throw Object.assign(new Error("The run's data were not validated, so their size is not known."), { kind: "bad_input" });
   return body;

@@ -1,0 +1,135 @@
+"""What kinds of devices need if some modules are recomputed. Arithmetic.
+
+With P(b) the simulated peak of b samples and P_R(b) that with the modules R recomputed, F_R(b) the
+seconds of their forward passes, and t(b), m(b) the plain step's time and memory:
+
+    t_R(b) = t(b) + F_R(b)          m_R(b) = m(b) − h · (P(b) − P_R(b))
+
+h is the resident memory of a byte that is held (`memory.step_memory`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots, LayerCost, line_through
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.estimator.memory.recompute_choice import RecomputeChoice
+from trainwright.estimator.memory.recompute_names import covered
+from trainwright.estimator.memory.step_memory import recomputed_safe_bytes
+from trainwright.estimator.structure import RecordedStep, Unit
+
+LIBRARY_BYTES = 90 * 2**20
+"""What torch loads in a process to recompute (measured)."""
+
+
+@dataclass(frozen=True)
+class RecomputedShare:
+    """What recomputing takes and saves in a step of some samples on a device."""
+
+    names: tuple[str, ...]
+    saved_bytes: float
+    plain_bytes: float
+    """the simulated peak without it"""
+    seconds: float
+
+
+class RecomputingCurves:
+    """The curves of a step's devices with recomputation; simulations are kept."""
+
+    def __init__(self, step: RecordedStep, units: Sequence[Unit] = ()) -> None:
+        """`units`: the model's; without them, modules are recomputed one by one."""
+        self._step = step
+        self._modules = {module for unit in units for module in unit.modules}
+        self._choices: dict[int, RecomputeChoice] = {}
+
+    def choice(self, batch_size: int) -> RecomputeChoice:
+        """What may be recomputed in a step of so many samples."""
+        if batch_size not in self._choices:
+            self._choices[batch_size] = RecomputeChoice(self._step, batch_size, self._modules)
+        return self._choices[batch_size]
+
+    def names_for(self, curve: DeviceCurve, batch_size: int, limit_bytes: float) -> tuple[str, ...]:
+        """The cheapest modules with which a device's memory holds so many samples.
+
+        If none suffice: those with which a step takes the least memory.
+        """
+        choice = self.choice(batch_size)
+        if curve.device_memory_bytes(batch_size) <= limit_bytes:
+            return ()
+        over = curve.device_memory_bytes(batch_size) + library_bytes(curve) - limit_bytes
+        per_byte = -recomputed_safe_bytes(0.0, 1.0, 0.0)
+        seconds = {name: forward_s(curve, [name], batch_size) for name in choice.names}
+        found = choice.cheapest(choice.plain_bytes - over / per_byte, seconds)
+        return choice.leanest().names if found is None else found.names
+
+    def share(self, curve: DeviceCurve, names: Sequence[str], samples: int) -> RecomputedShare:
+        """What these modules save and take in a pass of so many samples."""
+        choice = self.choice(samples)
+        saved = choice.plain_bytes - choice.peak_bytes(names)
+        seconds = forward_s(curve, names, samples)
+        return RecomputedShare(tuple(names), saved, choice.plain_bytes, seconds)
+
+    def with_modules(self, curve: DeviceCurve, names: Sequence[str]) -> DeviceCurve:
+        """The curve of a step in which these modules are recomputed."""
+        knots = curve.time_knots
+        if not names or knots is None:
+            return curve
+        expected, safe = [], []
+        for size in knots.sizes:
+            choice = self.choice(size)
+            peak = choice.peak_bytes(names)
+            expected.append(max(0.0, curve.memory_bytes(size) - (choice.plain_bytes - peak)))
+            bound = recomputed_safe_bytes(curve.safe_memory_bytes(size), choice.plain_bytes, peak)
+            safe.append(max(expected[-1], bound))
+        return with_time(curve, names).model_copy(
+            update={
+                "memory_knots": Knots(sizes=knots.sizes, values=_rising(expected)),
+                "safe_memory_knots": Knots(sizes=knots.sizes, values=_rising(safe)),
+                "process_bytes": curve.process_bytes + library_bytes(curve),
+            }
+        )
+
+
+def with_time(curve: DeviceCurve, names: Collection[str]) -> DeviceCurve:
+    """The curve with the time of recomputing these modules, as a part of their backward passes."""
+    knots = curve.time_knots
+    if not names or knots is None:
+        return curve
+    again = covered(names, [one.name for one in curve.layers])
+    times = [knots(size) + forward_s(curve, names, size) for size in knots.sizes]
+    return curve.model_copy(
+        update={
+            "time_knots": Knots(sizes=knots.sizes, values=_rising(times)),
+            "step_time_s": line_through(knots.sizes, times),
+            "layers": tuple(_again(one) if one.name in again else one for one in curve.layers),
+        }
+    )
+
+
+def library_bytes(curve: DeviceCurve) -> float:
+    """Memory that recomputing takes in a rank's process, if that counts for the device."""
+    return LIBRARY_BYTES if curve.device_type in HOST_MEMORY_TYPES else 0.0
+
+
+def forward_s(curve: DeviceCurve, names: Collection[str], samples: int) -> float:
+    """Seconds of the forward passes of these modules."""
+    layers, _ = curve.layer_seconds(samples)
+    again = covered(names, [one.name for one in curve.layers])
+    return sum(
+        seconds.forward
+        for one, seconds in zip(curve.layers, layers, strict=True)
+        if one.name in again
+    )
+
+
+def _again(cost: LayerCost) -> LayerCost:
+    first, second = cost.forward, cost.input_gradient
+    both = Affine(fixed=first.fixed + second.fixed, per_sample=first.per_sample + second.per_sample)
+    return cost.model_copy(update={"input_gradient": both})
+
+
+def _rising(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(itertools.accumulate(values, max))

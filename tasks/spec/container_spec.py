@@ -1,0 +1,44 @@
+"""`container` in a pool file: the container in which a host's processes run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainwright.tasks.spec.documents import Document, MemorySize, matching
+
+_PATH = r"/[^:,]*"
+
+
+class Container(Document):
+    """A container, which a launch starts on the host with podman or docker and removes at its end.
+
+    It uses the host's network, because ranks connect on any port.
+    """
+
+    image: str = matching(
+        r"^[A-Za-z0-9/][A-Za-z0-9._/:@-]{0,511}$",
+        "an image that the host has, such as registry.example/trainwright-train:1, or with podman "
+        "the path of a root file system, such as /srv/train:O",
+        description="image with trainwright, there on the host; with podman also the path of a "
+        "root file system, with :O at its end for an overlay that is removed",
+    )
+    runtime: Literal["podman", "docker"] = Field(
+        default="podman", description="podman or docker, on the host"
+    )
+    cpus: float | None = Field(
+        default=None, ge=0.01, le=4096, description="CPUs that it may use; default: all"
+    )
+    memory: MemorySize | None = Field(
+        default=None, description="memory that it may use, such as 8GiB; default: all"
+    )
+    devices: list[str] = Field(
+        default_factory=list,
+        description="devices of the host in it, as the runtime names them: nvidia.com/gpu=all, "
+        "/dev/kfd",
+    )
+    volumes: dict[str, str] = Field(
+        default_factory=dict,
+        description="folders of the host in it: {/scratch: /scratch, /data: '/data:ro'}",
+    )

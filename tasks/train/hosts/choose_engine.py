@@ -1,0 +1,13 @@
+"""Chooses the engine of a pool."""
+
+from __future__ import annotations
+
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.pool import Pool
+from trainwright.tasks.train.hosts.host_engine import HostEngine
+from trainwright.tasks.train.hosts.ssh_engine import SshEngine
+
+
+def engine_of(pool: Pool, settings: Settings) -> HostEngine:
+    """The engine that runs processes on the pool's hosts, for one launch."""
+    return SshEngine(pool.ssh, settings)

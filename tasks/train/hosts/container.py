@@ -1,0 +1,51 @@
+"""Runs the words of a host's process in a container there. Any engine carries the result.
+
+The process keeps its standard input and output (`run --interactive`), so the agent ends when the
+stream ends, and the container with it. Images are never pulled: a launch waits for no registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainwright.tasks.spec.container_spec import Container
+from trainwright.tasks.train.hosts.versions import IMAGE
+
+PYTHON = "python"
+"""The Python in an image, if the pool names none: the first in its path."""
+_NOT_STARTED = 125
+"""The exit code of podman and docker for a container that could not be started."""
+# The image's id is known only to the host. All hosts with the same id run the same files.
+_WITH_ID = (
+    'id=$({runtime} image inspect --format "{{{{.Id}}}}" "$1") || exit {code}; shift; '
+    'exec {runtime} run --env {variable}="$id" "$@"'
+)
+
+
+def contained(container: Container | None, words: Sequence[str]) -> list[str]:
+    """The words that run `words` in a container; without one, `words` themselves."""
+    if container is None:
+        return list(words)
+    options = ["--rm", "--interactive", "--network", "host", "--env", "SSH_CONNECTION"]
+    if container.cpus is not None:
+        options += ["--cpus", f"{container.cpus:g}"]
+    if container.memory is not None:
+        # no swap, so that a rank beyond the memory ends instead of becoming slow
+        size = f"{int(container.memory)}b"
+        options += ["--memory", size, "--memory-swap", size]
+    for device in container.devices:
+        options += ["--device", device]
+    for folder, place in container.volumes.items():
+        options += ["--volume", f"{folder}:{place}"]
+    if container.image.startswith("/"):
+        return [container.runtime, "run", *options, "--rootfs", container.image, *words]
+    script = _WITH_ID.format(runtime=container.runtime, code=_NOT_STARTED, variable=IMAGE)
+    run = ["--pull", "never", *options, container.image, *words]
+    return ["sh", "-c", script, "sh", container.image, *run]
+
+
+def why_not_started(container: Container | None, why: str, code: int | None) -> str | None:
+    """What the runtime says if it could not start the container, else None."""
+    if container is None or code not in (_NOT_STARTED, 126, 127):
+        return None
+    return f"container: {container.runtime} can't run {container.image} there ({why})"

@@ -1,0 +1,227 @@
+"""What a rank holds of the state that all ranks train: for checkpoints, and for other ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
+from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
+from trainwright.tasks.train.exchange.collective import take_document, take_from_first
+from trainwright.tasks.train.exchange.group_exchange import Exchange
+from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
+from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors
+from trainwright.tasks.train.layouts.layout_work import LayoutWork
+from trainwright.tasks.train.layouts.row_state import whole_rows
+
+
+class HeldState(ABC):
+    """Parameters, buffers and optimizer of a rank; of sharded layers some rows."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    collective: Exchange
+    device: torch.device
+    averaging: Averaging | None
+    _layout: LayoutWork
+    _names: dict[int, str]
+
+    @abstractmethod
+    def _newly_built(self) -> torch.nn.Module:
+        """The model in its initial state."""
+
+    def whole_state(self) -> tuple[Tensors, Tensors]:
+        """The tensors of model and optimizer, with all rows of sharded layers.
+
+        All ranks of a group call it at once. Only sharded tensors are copies.
+        """
+        model, optimizer = self.model.state_dict(), optimizer_tensors(self.optimizer)
+        if self._layout.is_cut:
+            self._layout.join_counters()
+            self._layout.join_statistics()
+            for file, tensors in whole_rows(self).items():
+                (model if file == MODEL else optimizer).update(tensors)
+            for name, one in self.model.named_parameters(remove_duplicate=False):
+                model[name] = model[self._names[id(one)]]
+        if self.averaging is not None:
+            optimizer.update(self.averaging.velocities)
+        return model, optimizer
+
+    def load_state(self, model: dict[str, torch.Tensor]) -> None:
+        """Load a checkpoint's parameters and buffers. Raises TrainingFailed if they don't fit."""
+        try:
+            self.model.load_state_dict(model)
+        except RuntimeError as error:
+            raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
+
+    def load_optimizer_state(self, tensors: Tensors) -> None:
+        """Load a checkpoint's optimizer. Raises TrainingFailed if it does not fit."""
+        own = {name: one for name, one in tensors.items() if name.startswith(f"{VELOCITY}.")}
+        load_optimizer(
+            self.optimizer, {name: one for name, one in tensors.items() if name not in own}
+        )
+        if self.averaging is not None:
+            self.averaging.velocities = {name: one.to(self.device) for name, one in own.items()}
+
+    def sharded_tensors(self) -> dict[str, dict[str, tuple[torch.Tensor, CutTensors]]]:
+        """By file of a checkpoint, and by name: the tensors of which ranks hold some rows each."""
+        model: dict[str, tuple[torch.Tensor, CutTensors]] = {}
+        optimizer: dict[str, tuple[torch.Tensor, CutTensors]] = {}
+        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
+        for name, parameter, sharded in self._layout.parameters():
+            model[name] = parameter, sharded
+            for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, torch.Tensor) and value.dim():
+                    optimizer[f"{key}.{numbers[id(parameter)]}"] = value, sharded
+        return {MODEL: model, OPTIMIZER: optimizer}
+
+    def sharded_of(self, file: str, name: str) -> CutTensors:
+        """The layer of a tensor with rows, by its file and name in a checkpoint."""
+        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
+        number = int(name.rpartition(".")[2]) if file == OPTIMIZER else -1
+        return next(
+            sharded
+            for own, parameter, sharded in self._layout.parameters()
+            if (own == name if file == MODEL else numbers.get(id(parameter)) == number)
+        )
+
+    def _in_optimizer(self) -> list[torch.nn.Parameter]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    @property
+    def sharded_layers(self) -> list[CutTensors]:
+        """The layers whose rows are on several ranks."""
+        return self._layout.cut_tensors
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank holds only some rows of sharded layers."""
+        return self._layout.is_cut
+
+    def hold_all_rows(self) -> None:
+        """Hold all rows of sharded layers again, in host memory: those of a new model."""
+        if not self.sharded_layers:
+            return
+        new = self._newly_built().state_dict()
+        for sharded in self.sharded_layers:
+            sharded.hold(None, {name: new[name] for name in sharded.parameters})
+            for parameter in sharded.parameters.values():
+                state = self.optimizer.state.get(parameter, {})
+                for key in [one for one, value in state.items() if getattr(value, "ndim", 0)]:
+                    state[key] = torch.zeros_like(parameter, dtype=state[key].dtype)
+
+    def take_rows(self, rows: Mapping[str, Tensors], cuts: Mapping[str, Cuts]) -> None:
+        """Hold these rows of sharded layers from now on, by file and name; see `move_rows`."""
+        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
+        by_number: dict[int, dict[str, torch.Tensor]] = {}
+        for name, value in rows[OPTIMIZER].items():
+            key, _, number = name.rpartition(".")
+            by_number.setdefault(int(number), {})[key] = value
+        for sharded in self.sharded_layers:
+            own = cuts.get(sharded.name)
+            device = torch.device("cpu") if own is None else self.device
+            new = {name: rows[MODEL][name].to(device) for name in sharded.parameters}
+            sharded.hold(own, new)
+            for parameter in sharded.parameters.values():
+                if id(parameter) not in numbers:  # a buffer
+                    continue
+                state = self.optimizer.state[parameter]
+                for key in [one for one, value in state.items() if getattr(value, "ndim", 0)]:
+                    del state[key]
+                moments = by_number.get(numbers[id(parameter)], {})
+                state.update({key: value.to(device) for key, value in moments.items()})
+
+    def average_with(self, source: int, *, holds: bool) -> None:
+        """Average all that was done alone, and copy the state of the rank `source` to all.
+
+        `holds`: whether this rank's work counts.
+        """
+        assert self.averaging is not None
+        shapes = self.optimizer_shapes()
+        self.expect_optimizer(take_document(self.collective, shapes, "averaged", source))
+        self.averaging.average(moments=True, holds=holds)
+        self.take_state_from_first(source)
+
+    def take_state_from_first(self, source: int = 0) -> None:
+        """Copy parameters, buffers and optimizer state from one rank to all, without sharded rows.
+
+        Needed because different device types round differently.
+        """
+        apart = (
+            {id(one) for _, one, _ in self._layout.parameters()} if self._layout.is_cut else set()
+        )
+        numbers = [n for n, one in enumerate(self._in_optimizer()) if id(one) in apart]
+        every = self.model.state_dict(keep_vars=True).values()
+        state = [one for one in every if id(one) not in apart]
+        state += [
+            one
+            for name, one in sorted(optimizer_tensors(self.optimizer).items())
+            if not one.dim() or int(name.rpartition(".")[2]) not in numbers
+        ]
+        if self.averaging is not None:
+            state += [one for _, one in sorted(self.averaging.velocities.items())]
+        take_from_first(self.collective, state, "state", source)
+
+    def resend(self) -> None:
+        """Copy late-multiplied layers and their optimizer state from their first holder to all.
+
+        Every rank multiplies their gradients itself, and unlike processors round differently.
+        """
+        for ranks, late in self._layout.late_copies:
+            moments = [
+                value
+                for parameter in late
+                for _, value in sorted(self.optimizer.state.get(parameter, {}).items())
+                if isinstance(value, torch.Tensor) and value.dim()
+            ]
+            take_from_first(ranks, [*late, *moments], "resend")
+
+    def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
+        """Allocate an optimizer state to receive another rank's.
+
+        `shapes` is the other rank's `optimizer_shapes`.
+        """
+        known = self.optimizer_shapes()
+        if shapes != known:
+            own, held = self._optimizer_state(), self._rows_by_number()
+            tensors = {}
+            for name, (shape, kind) in shapes.items():
+                rows = held.get(int(name.rpartition(".")[2])) if shape else None
+                if rows is not None:
+                    shape = [rows.rows_held, *shape[1:]]
+                tensors[name] = (
+                    own[name]
+                    if known.get(name) == shapes[name]
+                    else torch.zeros(shape, dtype=getattr(torch, kind))
+                )
+            self.optimizer.state.clear()
+            self.load_optimizer_state(tensors)
+
+    def optimizer_shapes(self) -> dict[str, list[Any]]:
+        """Shape and type of each tensor of the optimizer's state, with all its rows, by name."""
+        held, found = self._rows_by_number(), {}
+        for name, tensor in self._optimizer_state().items():
+            shape = list(tensor.shape)
+            rows = held.get(int(name.rpartition(".")[2])) if shape else None
+            if rows is not None:
+                shape[0] = rows.total
+            found[name] = [shape, str(tensor.dtype).removeprefix("torch.")]
+        return found
+
+    def _rows_by_number(self) -> dict[int, CutTensors]:
+        """The layers of which this rank holds some rows, by their parameters in the optimizer."""
+        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
+        return {
+            numbers[id(parameter)]: sharded
+            for _, parameter, sharded in self._layout.parameters()
+            if sharded.cuts is not None and id(parameter) in numbers
+        }
+
+    def _optimizer_state(self) -> Tensors:
+        """The optimizer's tensors, with those of the outer step of averages."""
+        outer = self.averaging.velocities if self.averaging is not None else {}
+        return optimizer_tensors(self.optimizer) | outer
