@@ -164,7 +164,7 @@ def test_every_tab_of_airflows_ui_shows_our_page(
             page.goto(airflow.base + start)
             page.locator(f'a[href$="/plugin/{route}"]').first.click()
             inside = page.frame_locator('iframe[src*="trainwright/page"]')
-            inside.locator(shown).wait_for()
+            inside.locator(shown).first.wait_for()
             inside.locator(".brand").wait_for(
                 state="hidden"
             )  # the path in Airflow's own navigation
