@@ -18,7 +18,7 @@ BASE := docker.io/library/python:3.11-slim-bookworm
 BUILD_OPTIONS :=
 RETRIES := -o Acquire::Retries=3
 
-.PHONY: help setup setup-system run test test-all test-with test-gpu images image-base stack-secrets links lint bench clean
+.PHONY: help setup setup-system run test test-all test-with test-gpu images image-base stack-secrets links lint docs bench clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -99,7 +99,11 @@ lint: setup links ## run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/lint $(BIN)/mypy -p trainwright.estimator -p trainwright.tasks -p trainwright.operators
+	MYPYPATH=build/lint:docs/generator $(BIN)/mypy docs/generator/*.py
 	PYTHONPATH=build/lint $(BIN)/lint-imports
+
+docs: setup ## build the manual into build/site; a warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .mkdocs.yml
 
 bench: setup ## measure the figures of docs/benchmarks.md
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \

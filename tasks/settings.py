@@ -6,14 +6,14 @@ function of a process that trainwright starts. They create the value with
 
 | variable | default | meaning |
 |---|---|---|
-| TRAINWRIGHT_HOME | ~/.trainwright | folder of the embedded stack, ledger and calibrations |
+| TRAINWRIGHT_HOME | ~/.trainwright | embedded stack, ledger, calibrations, prepared data |
 | TRAINWRIGHT_STORE | s3://trainwright | the store of runs: s3://bucket/prefix or file:///folder |
 | TRAINWRIGHT_S3_ENDPOINT | the embedded server | http(s)://host:port of any S3 server |
 | TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY | the embedded server's | its credentials |
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
 | TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | as in ssh_config | login to hosts |
 | TRAINWRIGHT_LEDGER | SQLite under TRAINWRIGHT_HOME | SQLAlchemy URL of the ledger of leases |
-| TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
+| TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become DAGs |
 | TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of the service's named pool files |
 | TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token to start runs |
 | TRAINWRIGHT_SERVICE_READ_TOKEN | a file | the service's token to read |

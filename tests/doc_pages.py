@@ -6,11 +6,16 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-GUIDE, ARCHITECTURE, BENCHMARKS = (
-    ROOT / "docs" / f"{name}.md" for name in ("guide", "architecture", "benchmarks")
-)
-PAGES = (README, GUIDE, ARCHITECTURE, BENCHMARKS)
+ARCHITECTURE, BENCHMARKS = DOCS / "architecture.md", DOCS / "benchmarks.md"
+LAYOUTS = DOCS / "how-to" / "layouts.md"
+PAGES = (README, *sorted(DOCS.rglob("*.md")))
+
+
+def page_id(page: Path) -> str:
+    """A page's path in the tree."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def section(page: Path, heading: str) -> str:

@@ -1,7 +1,7 @@
 """The job file: which data, which model, how to train, by when.
 
 The same class defines the file, the REST body and the form. Paths in a job file are relative to
-the file; `load_job` makes them absolute. docs/guide.md shows examples.
+the file; `load_job` makes them absolute. docs/how-to/job-file.md shows examples.
 """
 
 from __future__ import annotations

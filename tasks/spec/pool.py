@@ -202,8 +202,8 @@ class Ssh(Document):
 class Network(Document):
     """The network between hosts. Between two hosts: the lower bandwidth and the higher latency."""
 
-    bandwidth: Bandwidth = 125e6
-    latency: Latency = 50e-6
+    bandwidth: Bandwidth = Field(default=125e6, description="such as 10Gbit; 1kbit to 1000000Gbit")
+    latency: Latency = Field(default=50e-6, description="such as 200us; at most 10s")
 
     def slower(self, other: Network) -> Network:
         """The network between a host with this network and a host with the other."""

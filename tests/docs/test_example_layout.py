@@ -1,4 +1,4 @@
-"""The guide's example of a layout gives the plan and the refusal that the guide shows."""
+"""The manual's example of a layout gives the plan and the refusal that the manual shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command_line import run
-from doc_pages import GUIDE, example
+from doc_pages import LAYOUTS, example
 
 FILES = ("wide.py", "two-hosts.yaml", "wide.yaml")
 
@@ -17,7 +17,7 @@ FILES = ("wide.py", "two-hosts.yaml", "wide.yaml")
 def planned(home: Path, tmp_path: Path) -> Path:
     """A folder with the example's files."""
     for name in FILES:
-        (tmp_path / name).write_text(example(GUIDE, name))
+        (tmp_path / name).write_text(example(LAYOUTS, name))
     return tmp_path
 
 
@@ -30,7 +30,7 @@ def test_the_plan_and_its_timeline_are_as_shown(planned: Path) -> None:
     done = plan(planned, "--plot", str(drawing))
     assert done.returncode == 0, done.stderr
     found = " ".join(done.stdout.split())
-    for part in example(GUIDE, "the plan of wide.yaml").split("\n\n"):
+    for part in example(LAYOUTS, "the plan of wide.yaml").split("\n\n"):
         for line in part.splitlines() if part.startswith("how") else [part]:
             assert " ".join(line.split()) in found
     words = [
@@ -44,4 +44,4 @@ def test_the_refusal_is_as_shown(planned: Path) -> None:
     one = ("--set", "devices.min_count=1", "--set", "devices.max_count=1")
     done = plan(planned, *one, "--set", "train.layout=sharded")
     assert done.returncode == 2
-    assert example(GUIDE, "a refused layout").strip() in done.stderr
+    assert example(LAYOUTS, "a refused layout").strip() in done.stderr

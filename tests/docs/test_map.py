@@ -8,14 +8,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from doc_pages import ARCHITECTURE, BENCHMARKS, PAGES, ROOT, code, section
+from doc_pages import ARCHITECTURE, BENCHMARKS, PAGES, ROOT, code, page_id, section
 
 PACKAGES = ("dags", "operators", "tasks", "estimator", "infra")
 _MADE = "infra/stack/secrets/"
 """`make stack-secrets` makes these files."""
 _PATH = re.compile(rf"(?<![\w/])((?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w./-]*)")
 _MODULE = re.compile(rf"\btrainwright\.((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+pages = pytest.mark.parametrize("page", PAGES, ids=page_id)
 
 
 def rooms() -> set[str]:
