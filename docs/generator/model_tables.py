@@ -7,6 +7,7 @@ All of it comes from the model's JSON schema, so from the classes in `tasks/spec
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
@@ -122,7 +123,8 @@ def _number(value: float) -> str:
 def _default(value: Any) -> str:
     if value is None or isinstance(value, dict):
         return ""
-    text = json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = re.sub(r"\.0(?=[A-Za-z]|$)", "", text)  # 3600.0s is 3600s
     return f"`{cell(text)}`" if len(text) <= _MOST_DEFAULT and value != [] else ""
 
 

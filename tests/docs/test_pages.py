@@ -69,8 +69,9 @@ def test_every_job_and_pool_in_the_documentation_is_valid(page: Path) -> None:
         validated(Pool if "hosts" in values else Job, values, page.name)
 
 
-def test_the_readme_lists_the_exit_codes() -> None:
-    listed = set(map(int, re.findall(r"^\| (\d+) \|", README.read_text(), re.MULTILINE)))
+def test_the_manual_lists_the_exit_codes() -> None:
+    page = _generated()["reference/exit-codes.md"]
+    listed = set(map(int, re.findall(r"^\| (\d+) \|", page, re.MULTILINE)))
     kinds = (one for one in vars(errors).values() if isinstance(one, type))
     raised = {one.exit_code for one in kinds if issubclass(one, errors.TrainwrightError)}
     assert listed == {0, *raised}

@@ -1,4 +1,4 @@
-"""Runs the guide's "In an Airflow of your own"; only a connection names the store."""
+"""Runs the commands of the page "An Airflow of your own"; only a connection names the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import doors
 import pytest
 import yaml
 from airflow_client import AirflowClient, until
-from doc_pages import GUIDE, ROOT, blocks, section
+from doc_pages import DOCS, ROOT, example
 
 from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
 from trainwright.infra.background_process import BackgroundProcess, stop
@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def commands(jobs: Path, access: S3Access) -> list[str]:
-    """The section's commands, with this test's values in place of the guide's."""
-    (block,) = blocks(section(GUIDE, "In an Airflow of your own"), "console")
+    """The page's commands, with this test's values in place of the page's."""
+    block = example(DOCS / "how-to" / "own-airflow.md", "commands")
     said = [line.removeprefix("$ ") for line in block.splitlines()]
     said = [
         line for line in said if "my_ledger" not in line
@@ -56,7 +56,7 @@ def access(_server: S3Access) -> S3Access:
 def airflow(
     tmp_path: Path, jobs: Path, access: S3Access, _made_once: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[AirflowClient]:
-    """`airflow standalone`, started by a shell after the guide's commands."""
+    """`airflow standalone`, started by a shell after the page's commands."""
     home = tmp_path / "home"
     (home / "airflow" / "secrets").mkdir(parents=True)
     for name in ("calibrations", "links"):  # reuse this machine's measurements
