@@ -11,7 +11,7 @@ BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 BESIDE := -n logical --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := iverilog postgresql redis-server openssh-server chromium openssh-client iproute2 \
-	podman runc iptables netavark
+	podman runc iptables netavark slurmctld slurmd slurm-client munge
 # `make images`: podman or docker, the image that all begin with, and more options of its `build`.
 RUNTIME := $(shell command -v podman || command -v docker)
 BASE := docker.io/library/python:3.11-slim-bookworm

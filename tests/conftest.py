@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
 from shared_sandboxes import SharedServers
+from slurm_lab import _slurm_cluster, slurm  # noqa: F401 - fixtures
 
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.estimator.predict.calibration import save

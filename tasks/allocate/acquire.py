@@ -64,9 +64,9 @@ def lease(
                 plan = again
             devices = [] if isinstance(plan, Plan) else usable(load_pool(job.pool), job)
             wanted = (
-                plan.resources
+                plan.resources(run.uri)
                 if isinstance(plan, Plan)
-                else [device.resource for device in devices]
+                else [device.resource_of(run.uri) for device in devices]
             )
             needed = len(set(wanted)) if isinstance(plan, Plan) else min(least, len(devices))
             turn = queue.look(
@@ -78,14 +78,15 @@ def lease(
                 deadline_s=job.objective.deadline,
             )
             if len(turn.available) >= needed:
-                chosen = plan if isinstance(plan, Plan) else _plan(plan, devices, turn)
+                chosen = plan if isinstance(plan, Plan) else _plan(plan, devices, turn, run.uri)
                 if chosen is None:
                     least = len(turn.available) + 1
                     continue  # too few are free for a feasible plan: wait for more
-                token = queue.take(run.uri, me, chosen.resources, priority=job.priority)
+                names = chosen.resources(run.uri)
+                token = queue.take(run.uri, me, names, priority=job.priority)
                 if token is not None:
                     # the earlier plan may have used other devices
-                    if left := devices_of(context) - set(chosen.resources):
+                    if left := devices_of(context) - set(names):
                         ledger.release(run.uri, left, holder=me.name)
                     return chosen, token
             elif not context.reported_place and not isinstance(plan, Plan):
@@ -150,9 +151,9 @@ def gone(plan: Plan, job: Job) -> list[str]:
     return [device.id for device in plan.devices if there.get(device.resource) != device.variant]
 
 
-def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
+def _plan(make: Planner, devices: list[Device], turn: Turn, run: str) -> Plan | None:
     """The plan with the available devices; None if it needs devices of other runs."""
-    free = [device for device in devices if device.resource in turn.available]
+    free = [device for device in devices if device.resource_of(run) in turn.available]
     try:
         return make(free)
     except Infeasible:
@@ -224,7 +225,7 @@ def on_devices(
                 f"{failed}; no other plan is feasible: {error}", **failed.details
             ) from error
         failed = None
-        names = plan.resources
+        names = plan.resources(run.uri)
         with (
             Heartbeat(ledger, run.uri, names, TTL_S, holder=me.name, token=token) as heartbeat,
             Heartbeat(ledger, run.uri, [run.hold], TTL_S, holder=me.name) as hold,
@@ -281,7 +282,8 @@ def look(context: RunContext) -> bool:
     plan = run.find(Plan)
     if plan is not None and (job.pool is None or not gone(plan, job)):
         return False  # the local machine's devices do not change
-    return wish.wanted != {device.resource for device in usable(load_pool(job.pool), job)}
+    there = usable(load_pool(job.pool), job)
+    return wish.wanted != {device.resource_of(run.uri) for device in there}
 
 
 def leave_queue(context: RunContext) -> None:

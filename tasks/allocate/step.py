@@ -72,6 +72,6 @@ def release(context: RunContext) -> Reference:
     plan = run.find(Plan)
     count = 0
     if plan is not None:
-        count = context.ledger.release(run.uri, plan.resources, holder=context.holder.name)
+        count = context.ledger.release(run.uri, plan.resources(run.uri), holder=context.holder.name)
     progress.emit("step", name="release", state="done", seconds=0.0, summary={"released": count})
     return {"run": run.uri, "released": count}

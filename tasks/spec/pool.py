@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BeforeValidator,
@@ -37,6 +37,7 @@ from trainwright.tasks.spec.documents import (
     validated,
 )
 from trainwright.tasks.spec.job import Name
+from trainwright.tasks.spec.slurm_spec import Slurm
 from trainwright.tasks.spec.windows import WINDOW
 
 _MOST_PRICE = 1e9
@@ -134,7 +135,7 @@ class Host(Document):
         "a host name or IP address of 1 to 253 letters, digits and . : _ -, without user@ "
         "and not beginning with -",
         default="localhost",
-        description="name or IP address",
+        description="name or IP address; with Slurm none, because it chooses the node",
     )
     devices: list[DeviceEntry] = Field(min_length=1, description="at least one")
     available: str | None = matching(
@@ -167,6 +168,15 @@ class Host(Document):
     container: Container | None = Field(
         default=None,
         description="container for the host's processes; default: the pool's, else none",
+    )
+    count: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="with Slurm: number of such hosts, which are named NAME-1, NAME-2, …",
+    )
+    slurm: Slurm | None = Field(
+        default=None, description="with Slurm: this host's options, over the pool's"
     )
 
     @field_validator("available")
@@ -230,7 +240,13 @@ class Pool(Document):
 
     name: Name
     network: Network = Network()
+    engine: Literal["ssh", "slurm"] = Field(
+        default="ssh",
+        description="what starts processes on the hosts: ssh, or slurm, whose queue then gives out "
+        "the devices",
+    )
     ssh: Ssh = Ssh()
+    slurm: Slurm = Field(default=Slurm(), description="with Slurm: options of all hosts")
     container: Container | None = Field(
         default=None, description="container for the processes of all hosts that have no own one"
     )
@@ -259,6 +275,28 @@ class Pool(Document):
                 raise ValueError(f"device types ({known}), not {named[:80]!r}")
         return value
 
+    @field_validator("hosts")
+    @classmethod
+    def _each(cls, hosts: list[Host], info: ValidationInfo) -> list[Host]:
+        """Every host by itself; with Slurm, by its name, as its address is not known yet."""
+        by_slurm, found = info.data.get("engine") == "slurm", []
+        for host in hosts:
+            if not by_slurm and (host.count > 1 or host.slurm is not None):
+                field = "slurm" if host.slurm is not None else "count"
+                raise ValueError(f"{field} with `engine: slurm`, not for host {host.name}")
+            if not by_slurm:
+                found.append(host)
+                continue
+            if host.address not in (Host.model_fields["address"].default, host.name):
+                raise ValueError(
+                    f"hosts without an address, which Slurm gives, not {host.address!r} for "
+                    f"{host.name} (slurm: {{node: …}} asks for one node)"
+                )
+            for number in range(host.count):
+                name = f"{host.name}-{number + 1}" if host.count > 1 else host.name
+                found.append(host.model_copy(update={"name": name, "address": name, "count": 1}))
+        return found
+
     @model_validator(mode="after")
     def _consistent(self) -> Pool:
         names = [host.name for host in self.hosts]
@@ -286,6 +324,10 @@ class Pool(Document):
             return None
         return host.container or self.container
 
+    def slurm_of(self, host: Host) -> Slurm:
+        """What to ask of Slurm for a host: its own options, else the pool's."""
+        return self.slurm if host.slurm is None else host.slurm.over(self.slurm)
+
     def devices(self) -> list[Device]:
         """Every device, in the order of the file. Ids are stable while the file is unchanged."""
         found, memory = [], self._memory()
@@ -306,6 +348,7 @@ class Pool(Document):
                             host_memory_bytes=memory.get(_machine(host.address))
                             if entry.type in HOST_MEMORY_TYPES
                             else None,
+                            engine=self.engine,
                         )
                     )
         return found
@@ -369,6 +412,9 @@ class Device(Document):
     host_memory_bytes: float | None = Field(
         default=None, description="stated memory of the host, if the device uses it"
     )
+    engine: Literal["ssh", "slurm"] = Field(
+        default="ssh", description="what gives it out: with slurm, Slurm's own queue"
+    )
 
     @property
     def variant(self) -> Variant:
@@ -385,6 +431,14 @@ class Device(Document):
     def local(self) -> bool:
         """Whether the device is on this machine."""
         return self.address in LOCAL_ADDRESSES
+
+    def resource_of(self, run: str) -> str:
+        """The name under which a run leases the device.
+
+        Slurm's queue gives out its own devices, so runs don't wait for each other in ours: each
+        leases a name of its own.
+        """
+        return self.resource if self.engine == "ssh" else f"{self.resource} of {run}"
 
     @property
     def resource(self) -> str:

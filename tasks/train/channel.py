@@ -20,6 +20,7 @@ import os
 import queue
 import resource
 import select
+import signal
 import socket
 import threading
 import time
@@ -28,6 +29,8 @@ from typing import Any, Protocol
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
 HEARTBEAT_S = 0.5
+STOP_SIGNAL = signal.SIGUSR1
+"""Asks a rank to save a checkpoint after the current step, and to end."""
 _LEAST_PAUSE_S = 0.25
 Message = dict[str, Any]
 

@@ -24,7 +24,7 @@ PLAN = planned([{"type": "cpu", "cores": 1.0}], [8])
 def test_a_run_that_moves_up_in_the_queue_reports_its_place_to_followers(
     home: Path, tmp_path: Path
 ) -> None:
-    queue, devices = Queue(doors.ledger()), PLAN.resources
+    queue, devices = Queue(doors.ledger()), PLAN.resources("")
     assert queue.take("holds", Holder("holds"), devices) is not None
     queue.look("ahead", Holder("ahead"), devices, len(devices))
     job = Job.model_validate({"name": "waits", "data": {"uri": "builtin:digits"}})

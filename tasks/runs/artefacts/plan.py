@@ -266,10 +266,9 @@ class Plan(Artefact):
         own = {} if self.layout is None else self.layout.shares
         return [own.get(device.id, device.batch_size) for device in self.devices]
 
-    @property
-    def resources(self) -> list[str]:
-        """The ledger's names of the plan's devices."""
-        return [device.resource for device in self.devices]
+    def resources(self, run: str) -> list[str]:
+        """The ledger's names of the plan's devices, for a run."""
+        return [device.resource_of(run) for device in self.devices]
 
 
 class ScheduledJob(Value):

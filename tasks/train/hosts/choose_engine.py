@@ -5,9 +5,12 @@ from __future__ import annotations
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostEngine
+from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
 from trainwright.tasks.train.hosts.ssh_engine import SshEngine
 
 
-def engine_of(pool: Pool, settings: Settings) -> HostEngine:
-    """The engine that runs processes on the pool's hosts, for one launch."""
+def engine_of(pool: Pool, settings: Settings, label: str) -> HostEngine:
+    """The engine that runs processes on the pool's hosts, for one launch of the job `label`."""
+    if pool.engine == "slurm":
+        return SlurmEngine(pool, label)
     return SshEngine(pool.ssh, settings)

@@ -2,7 +2,7 @@
 
 An engine's command is a process of this machine whose standard input and output are those of a
 process on the host; when the command ends, so does that process. `ssh_engine` implements it for
-hosts that wait for a login.
+hosts that wait for a login, `slurm_engine` for those that Slurm's queue gives.
 """
 
 from __future__ import annotations
@@ -29,19 +29,25 @@ class HostRequest:
     """in which its processes run"""
 
     def __str__(self) -> str:
-        return f"host {self.host.name} ({self.host.address})"
+        name, address = self.host.name, self.host.address
+        return f"host {name}" if address == name else f"host {name} ({address})"
 
 
 @dataclass(frozen=True)
 class HostStanding:
-    """Where a request stands; `why` says for people what it waits for."""
+    """Where a request stands; `why` says for people what it waits for, or why it is refused."""
 
-    status: Literal["queued", "granted"]
+    status: Literal["queued", "granted", "refused"]
     why: str = ""
 
 
 class HostEngine(Protocol):
     """Runs processes on a pool's hosts, for one launch."""
+
+    @property
+    def silence_s(self) -> float:
+        """How long the agent may be silent before its host counts as lost."""
+        ...
 
     def command(self, asked: HostRequest, words: Sequence[str]) -> list[str]:
         """The process of this machine that runs `words` on the host. Raises BadInput."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from trainwright.estimator.interfaces import interface_of
+from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.pool import Host, load_pool
@@ -25,12 +27,18 @@ from trainwright.tasks.train.checkpoint.checkpoint_transfer import TransferServe
 from trainwright.tasks.train.exchange.host_name import ADDRESS
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
+from trainwright.tasks.train.hosts.arrivals import Arrivals
 from trainwright.tasks.train.hosts.choose_engine import engine_of
 from trainwright.tasks.train.hosts.container import PYTHON
 from trainwright.tasks.train.hosts.data_staging import DataStaging
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
-from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
+from trainwright.tasks.train.hosts.remote_rank import (
+    LaterShare,
+    RemoteChannel,
+    RemoteRank,
+    RemoteShare,
+)
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.request import Order
 
@@ -55,8 +63,9 @@ class Hosts:
         self._order, self._folder, self._check_stop = order, folder, check_stop
         self._devices = order.request.plan.devices
         self._pool = load_pool(order.request.job.pool)
-        self._engine = engine_of(self._pool, order.request.settings)
+        self._engine = engine_of(self._pool, order.request.settings, order.request.job.name)
         self._sessions: dict[str, Session] = {}
+        self._arrivals: Arrivals | None = None
         self._variables: dict[str, dict[str, str]] = {}
         self._data: dict[str, str] = {}
         self._reconnector: Reconnector | None = None
@@ -77,11 +86,11 @@ class Hosts:
         for device in self._devices:
             if not device.local and device.address not in self._sessions:
                 self._sessions[device.address] = self._session_with(device.address)
-        there: list[Message] = self._each(Session.hello)
+        self._arrivals = Arrivals(self._order, self._sessions)
+        found = self._arrivals.first(self._check_stop)
         # Ranks on this machine run no image: then versions must be equal everywhere.
-        remote = all(not device.local for device in self._devices)
+        remote, there = all(not device.local for device in self._devices), list(found.values())
         self._image = there[0]["image"] if remote and versions.same_image(there) else ""
-        found = dict(zip(self._sessions.values(), there, strict=True))
         self._came_by: list[str] = self._each(lambda session: self._check(session, found[session]))
 
     def _session_with(self, address: str) -> Session:
@@ -95,9 +104,9 @@ class Hosts:
         return Session(asked, self._engine, self._folder)
 
     def _each(self, action: Callable[[Session], Any]) -> list[Any]:
-        """Run an action on all hosts in parallel. Raises the first host's error."""
+        """Run an action on all hosts that are there, in parallel. Raises the first host's error."""
         with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
-            tasks = [pool.submit(action, one) for one in self._sessions.values()]
+            tasks = [pool.submit(action, one) for one in self._there()]
             try:
                 while wait(tasks, timeout=_CHECK_EVERY_S).not_done:
                     self._check_stop()
@@ -106,6 +115,11 @@ class Hosts:
                     session.hang_up("the launch has ended")
                 raise
         return [task.result() for task in tasks]
+
+    def _there(self) -> list[Session]:
+        """The connections to hosts that are not queued any more."""
+        queued = self._arrivals.queued if self._arrivals is not None else {}
+        return [one for address, one in self._sessions.items() if address not in queued]
 
     def _check(self, session: Session, there: Message) -> str:
         one_image = self._image != "" and there["image"] == self._image
@@ -116,6 +130,8 @@ class Hosts:
                 f"{session}: {found[0]}; allowed: the same on all hosts", differences=found
             )
         session.begin()
+        if there["node"]:
+            progress.emit("notice", message=f"{session}: Slurm gave node {there['node']}")
         return str(there["came_by"])
 
     def _own_address(self) -> str:
@@ -169,28 +185,38 @@ class Hosts:
         """The interface variables for the ranks on this machine."""
         return interface_variables(interface_of(self.address), self.address)
 
-    def share(self, rank: int) -> RemoteShare:
+    def share(self, rank: int) -> RemoteShare | LaterShare:
         """The rank's share of its host's CPU."""
+        if self.is_gone(rank):
+            return LaterShare()
         return RemoteShare(self._session(rank), str(rank), self._devices[rank].cores)
 
     def give_order(self, order: Order) -> None:
         """Put the order on every host. From now on, lost hosts are reconnected during training."""
         self._order = order
-        for session in self._sessions.values():
+        for session in self._there():
             self._give_order(order, session)
         if order.mode == "train":
-            self._reconnector = Reconnector(self._lost, self._session_with, self._admit)
+            self._reconnector = Reconnector(self._lost, self._connection, self._admit)
 
     def _give_order(self, order: Order, session: Session) -> None:
         text = self._order_there(order, session).model_dump_json(by_alias=True)
         session.put(_ORDER, text.encode())
 
     def _lost(self) -> list[str]:
-        return [address for address, session in self._sessions.items() if session.gone]
+        assert self._arrivals is not None
+        sessions = self._sessions.items()
+        return [one for one, session in sessions if session.gone or one in self._arrivals.queued]
+
+    def _connection(self, address: str) -> Session:
+        """The connection that is still queued, or another one to a lost host."""
+        assert self._arrivals is not None
+        return self._arrivals.take(address) or self._session_with(address)
 
     def _admit(self, session: Session) -> Shares:
         """Check and prepare a host that was lost. Returns its ranks' new CPU shares."""
-        self._check(session, session.hello())
+        assert self._arrivals is not None
+        self._check(session, self._arrivals.hello(session))
         self._reach_from(session)
         self._stage_files(session)
         shares = {
@@ -210,8 +236,11 @@ class Hosts:
         ranks: Shares = {}
         found = self._reconnector.back if self._reconnector is not None else {}
         for address, (session, shares) in list(found.items()):
-            self._sessions[address].close(_END_GRACE_S)  # its connection ended earlier
+            if self._sessions[address] is not session:
+                self._sessions[address].close(_END_GRACE_S)  # its connection ended earlier
             self._sessions[address] = session
+            if self._arrivals is not None:
+                self._arrivals.queued.pop(address, None)
             del found[address]
             ranks |= shares
         return ranks
@@ -236,8 +265,11 @@ class Hosts:
         return process, channel
 
     def is_gone(self, rank: int) -> bool:
-        """Whether the connection to the rank's host has ended."""
-        return not self._devices[rank].local and self._session(rank).gone
+        """Whether there is no connection to the rank's host."""
+        if self._devices[rank].local or self._arrivals is None:
+            return False
+        queued = self._devices[rank].address in self._arrivals.queued
+        return queued or self._session(rank).gone
 
     def _session(self, rank: int) -> Session:
         return self._sessions[self._devices[rank].address]
@@ -245,11 +277,15 @@ class Hosts:
     def _order_there(self, order: Order, session: Session) -> Order:
         """The order with the paths that apply on the host."""
         request, work = order.request, session.work
+        plan = request.plan.model_copy(
+            update={"devices": numbered(request.plan.devices, session.address)}
+        )
         data = request.job.data.model_copy(update={"uri": self._data[session.address]})
         return order.model_copy(
             update={
                 "request": request.model_copy(
                     update={
+                        "plan": plan,
                         "data": data,
                         "source_folder": f"{work}/source",
                         "work_folder": work,
@@ -275,6 +311,21 @@ class Hosts:
 def interface_variables(interface: str, address: str) -> dict[str, str]:
     """The environment variables that name a machine's interface to the others, and its address."""
     return {INTERFACE: interface, ADDRESS: address}
+
+
+def numbered(devices: Sequence[PlannedDevice], address: str) -> list[PlannedDevice]:
+    """The devices, those at an address numbered as the processes there see them.
+
+    A process of Slurm sees the GPUs of its job only (CUDA_VISIBLE_DEVICES), not all of the node.
+    """
+    found, seen = [], Counter[str]()
+    for device in devices:
+        if device.engine == "slurm" and device.address == address:
+            found.append(device.model_copy(update={"index": seen[device.type]}))
+            seen[device.type] += 1
+        else:
+            found.append(device)
+    return found
 
 
 def _route_to(address: str) -> str:

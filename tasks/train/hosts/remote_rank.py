@@ -43,6 +43,21 @@ class RemoteShare:
         """Does nothing: the agent removes the share when it ends."""
 
 
+class LaterShare:
+    """The share of a rank whose host is still queued: none, until the host joins."""
+
+    how, group = "set when its host joins", None
+
+    def hold(self, pid: int) -> None:
+        """Does nothing: no process is there."""
+
+    def let_go(self) -> None:
+        """Does nothing."""
+
+    def remove(self) -> None:
+        """Does nothing."""
+
+
 class RemoteChannel(LauncherChannel):
     """The launcher's end of the channel to a rank on another host."""
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.infra.process import dying_with_parent
+from trainwright.tasks import progress
 from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.hosts import versions
-from trainwright.tasks.train.hosts.agent import BEAT_S, SILENCE_S
+from trainwright.tasks.train.hosts.agent import BEAT_S
 from trainwright.tasks.train.hosts.container import contained, why_not_started
 from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest
 
@@ -147,10 +148,18 @@ class Session:
     def _limit_wait(self, heard: threading.Event) -> None:
         """End the engine's process if the host, once granted, does not answer in time."""
         granted_at: float | None = None
+        why = ""
         while not heard.wait(_LOOK_S):
-            self.queued = self._engine.standing(self._asked).status == "queued"
+            standing = self._engine.standing(self._asked)
+            self.queued = standing.status == "queued"
+            if standing.status == "refused":
+                self.hang_up(standing.why)
+                return
             if self.queued:
                 granted_at = None
+                if standing.why != why:
+                    why = standing.why
+                    progress.emit("notice", message=f"{self} waits {why}")
             elif granted_at is None:
                 granted_at = time.monotonic()
             elif time.monotonic() - granted_at > HELLO_TIMEOUT_S:
@@ -213,17 +222,17 @@ class Session:
         return reply
 
     def put(
-        self, path: str, source: Path | bytes, progress: Callable[[int], None] | None = None
+        self, path: str, source: Path | bytes, sent: Callable[[int], None] | None = None
     ) -> None:
-        """Write a file in the agent's work folder; `progress` gets each number of bytes sent."""
+        """Write a file in the agent's work folder; `sent` gets each number of bytes sent."""
         with open(source, "rb") if isinstance(source, Path) else contextlib.nullcontext() as file:
             rest = source if isinstance(source, bytes) else b""
             while not self._closed.is_set():
                 data = file.read(_PIECE_BYTES) if file is not None else rest[:_PIECE_BYTES]
                 rest = rest[_PIECE_BYTES:]
                 self.tell("put", path=path, data=base64.b64encode(data).decode())
-                if progress is not None:
-                    progress(len(data))
+                if sent is not None:
+                    sent(len(data))
                 if len(data) < _PIECE_BYTES:
                     break
 
@@ -303,8 +312,8 @@ class Session:
         """Hang up if the agent is silent: sshd keeps the connection of a stopped agent open."""
         while not self._closed.wait(_LOOK_S):
             since = self._listening_since
-            if since is not None and time.monotonic() - since > SILENCE_S:
-                self.hang_up(f"no message for {SILENCE_S:g} s")
+            if since is not None and time.monotonic() - since > self._engine.silence_s:
+                self.hang_up(f"no message for {self._engine.silence_s:g} s")
                 return
 
     @property
@@ -324,6 +333,8 @@ class Session:
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+        if self.queued:
+            self.hang_up("the launch has ended")
         try:
             self._process.wait(timeout=grace_s)  # the agent removes its files meanwhile
         except subprocess.TimeoutExpired:

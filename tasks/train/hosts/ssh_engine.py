@@ -15,6 +15,9 @@ from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
 class SshEngine:
     """An `HostEngine` that logs in to the hosts."""
 
+    silence_s = 60.0
+    """ssh itself ends a connection over which nothing arrives after 15 s"""
+
     def __init__(self, login: Ssh, settings: Settings) -> None:
         self._login, self._settings = login, settings
 

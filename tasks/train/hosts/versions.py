@@ -22,9 +22,10 @@ IMAGE = "TRAINWRIGHT_IMAGE"
 
 
 def facts() -> dict[str, Any]:
-    """Versions, the SHA-256 of trainwright's sources, image, and the ssh connection of this login.
+    """Versions, the SHA-256 of trainwright's sources, image, node of a cluster, and the
+    address that it was started from.
 
-    The SHA-256 is None if trainwright is not installed; the image is empty outside containers.
+    The SHA-256 is None if trainwright is not installed; image and node are empty without one.
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
@@ -36,7 +37,9 @@ def facts() -> dict[str, Any]:
         "versions": versions,
         "sources": sources_sha256(),
         "image": os.environ.get(IMAGE, ""),
-        "came_by": os.environ.get("SSH_CONNECTION", ""),
+        "node": os.environ.get("SLURMD_NODENAME", ""),
+        "came_by": os.environ.get("SSH_CONNECTION")
+        or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
     }
 
 

@@ -7,7 +7,6 @@ and ends the processes. Ranks end with the launcher, whatever ends it.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections import defaultdict, deque
@@ -19,6 +18,7 @@ from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner
 from trainwright.tasks.errors import RunHeld
+from trainwright.tasks.train.channel import STOP_SIGNAL
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.launcher.group_layout import GroupLayouts
 from trainwright.tasks.train.launcher.moved_cuts import MovedCuts, StageWindow
@@ -88,7 +88,7 @@ class Launcher:
     def __enter__(self) -> Launcher:
         try:
             self._processes.prepare()
-            self._handle(event.Tick(time.monotonic()))
+            self._handle(*self._host_events(), event.Tick(time.monotonic()))
         except BaseException:
             self.__exit__()
             raise
@@ -274,7 +274,7 @@ class Launcher:
                 self._send(*numbers, kind="abort", generation=generation)
             case instruction.AskToStop(numbers):
                 for process in self._living(*numbers):
-                    process.process.send_signal(signal.SIGTERM)
+                    process.process.send_signal(STOP_SIGNAL)
             case instruction.Kill(number, reason):
                 for process in self._living(number):
                     process.kill(reason)

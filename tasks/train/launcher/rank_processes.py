@@ -16,7 +16,7 @@ from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.exchange.rendezvous import Rendezvous
 from trainwright.tasks.train.hosts.hosts import LOOPBACK_VARIABLES, Hosts, machine
-from trainwright.tasks.train.hosts.remote_rank import RemoteShare
+from trainwright.tasks.train.hosts.remote_rank import LaterShare, RemoteShare
 from trainwright.tasks.train.launcher.rank_process import (
     RankProcess,
     own_environment,
@@ -35,7 +35,7 @@ class RankProcesses:
         self._devices = order.request.plan.devices
         self.machines = [machine(device) for device in self._devices]
         self.rendezvous = Rendezvous(order.backend, self._work)
-        self.shares: list[CpuShare | RemoteShare] = []
+        self.shares: list[CpuShare | RemoteShare | LaterShare] = []
         self.by_number: dict[int, RankProcess] = {}
         self.spare: RankProcess | None = None
         self._spares = 0

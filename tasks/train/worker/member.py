@@ -27,7 +27,7 @@ from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.train.channel import Channel, RankChannel, under_torchrun
+from trainwright.tasks.train.channel import STOP_SIGNAL, Channel, RankChannel, under_torchrun
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.exchange.collective import SUM_S, PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
@@ -48,7 +48,11 @@ def main(order_path: Path, place: str) -> int:
     map_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C does
     alone = None
-    if under_torchrun():
+    if not under_torchrun():
+        # A cluster sends SIGTERM to all processes of a host that it takes back. The agent reports
+        # that, and the launcher decides.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
         # Only here: it loads the ledger's database.
         from trainwright.tasks.train.worker.torchrun import TorchrunChannel
 
@@ -68,7 +72,7 @@ def main(order_path: Path, place: str) -> int:
         channel.attend(peers)
         number = _await_device(channel) if place == SPARE else int(place)
         rank = _load_rank(order, number, model, peers)
-        rank.stop_on(signal.SIGTERM)
+        rank.stop_on(signal.SIGTERM if alone is not None else STOP_SIGNAL)
         channel.attend(peers, rank)
         training = Training(rank, channel, order)
         _take_part(training, peers, channel, order)

@@ -47,11 +47,21 @@ def test_a_run_waits_until_the_devices_are_released(home: Path, tmp_path: Path) 
     waiter.start()
     while not Queue(doors.ledger()).waiting():
         assert waiter.is_alive()
-    assert held() == dict.fromkeys(PLAN.resources, first.run.uri)
+    assert held() == dict.fromkeys(PLAN.resources(""), first.run.uri)
     doors.ledger().release(first.run.uri)
     waiter.join(timeout=30)
     assert found[0][0] == PLAN
-    assert held() == dict.fromkeys(PLAN.resources, second.run.uri)
+    assert held() == dict.fromkeys(PLAN.resources(""), second.run.uri)
+
+
+def test_runs_on_a_pool_of_slurm_do_not_wait_for_each_other_here(
+    home: Path, tmp_path: Path
+) -> None:
+    plan = planned([{"type": "cpu", "cores": 1.0, "engine": "slurm", "address": "a"}], [8])
+    first, second = make(tmp_path, "first"), make(tmp_path, "second", queue_timeout="0s")
+    (_, earlier), (_, later) = acquire.lease(first, plan), acquire.lease(second, plan)
+    assert later > earlier  # both have the right to train, and a fencing token
+    assert sorted(held().values()) == sorted([first.run.uri, second.run.uri])
 
 
 def test_a_queue_timeout_names_place_and_holder_and_leaves_the_queue(
@@ -167,7 +177,7 @@ class LateLedger(Ledger):
 def test_work_does_not_start_under_a_lost_lease(home: Path, tmp_path: Path) -> None:
     run = make(tmp_path, "slow")
     acquire.lease(run, PLAN)
-    assert doors.ledger().ask_to_replan(run.run.uri, PLAN.resources) == len(PLAN.resources)
+    assert doors.ledger().ask_to_replan(run.run.uri, PLAN.resources("")) == len(PLAN.resources(""))
     run.ledger = LateLedger(run.settings.ledger_url)
     other = PLAN.model_copy(update={"epochs": PLAN.epochs + 1})
     made: list[Plan] = []
@@ -211,7 +221,7 @@ def test_a_preempted_run_saves_releases_its_devices_and_continues_later(
     events.append("high has them")
     assert low.run.status().state == "interrupted"
     assert high.run.uri in (low.run.status().error or {})["message"]
-    doors.ledger().release(high.run.uri, PLAN.resources, token=token)
+    doors.ledger().release(high.run.uri, PLAN.resources(""), token=token)
     thread.join(timeout=30)
     assert results == ["done"]
     assert events == ["low works", "high has them", "low works"]

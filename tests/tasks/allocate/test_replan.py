@@ -194,7 +194,7 @@ def test_a_replanned_training_takes_a_new_device_if_it_is_affordable(
     plan = run.read(Plan)
     assert len(plan.devices) == (2 if affordable else 1)
     assert plan.global_batch_size == 64
-    assert {one.resource for one in doors.ledger().held("device ")} == set(plan.resources)
+    assert {one.resource for one in doors.ledger().held("device ")} == set(plan.resources(""))
     taken: Counter[int] = Counter()
     for rank in range(len(plan.devices)):
         for row in read_rows(run.objects, f"steps-rank{rank}"):

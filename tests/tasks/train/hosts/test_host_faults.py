@@ -13,8 +13,8 @@ from lab import Lab
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainingFailed
 from trainwright.tasks.train import train
 from trainwright.tasks.train.checkpoint import staged
-from trainwright.tasks.train.hosts import session
 from trainwright.tasks.train.hosts.agent import BEAT_S
+from trainwright.tasks.train.hosts.ssh_engine import SshEngine
 
 
 def test_a_host_that_does_not_answer_is_named(tmp_path: Path, lab: Callable[..., Lab]) -> None:
@@ -102,7 +102,7 @@ def test_a_host_that_sends_an_invalid_message_is_disconnected(
 def test_a_host_with_a_stopped_agent_is_disconnected_after_a_silence(
     tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SILENCE_S", 2 * BEAT_S)
+    monkeypatch.setattr(SshEngine, "silence_s", 2 * BEAT_S)
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     act(made, 1, "train.hosts.stage_data", "kill -STOP $PPID; exec sleep 600")

@@ -1,0 +1,71 @@
+"""Reads what Slurm's commands say: `squeue`, and the errors of `srun`. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FORMAT = "%j|%T|%r"
+"""squeue's format of a job: its name, its state, and why it waits."""
+WAITING = ("PENDING", "CONFIGURING")
+# Reasons for which a job waits until someone changes it: no node can ever take it.
+_NEVER = re.compile(
+    r"BadConstraints|PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|InvalidAccount|"
+    r"InvalidQOS|\w+Max\w+PerJob\w*|AssocGrp\w+MinutesLimit"
+)
+_REFUSALS = re.compile(
+    r"nvalid (partition|feature|account|qos|node name|user id|generic resource|reservation|"
+    r"time limit|job array|constraint)|configuration (is )?not available|can not be satisfied|"
+    r"[Aa]ccess(/permission)? denied|not permitted|permission denied|limits? (has been )?exceeded|"
+    r"violates accounting|[Rr]equested time limit|Job's? (account|QOS)|" + _NEVER.pattern
+)
+_NOISE = re.compile(
+    r"^srun: (job \d+ |Force Terminated|Job step aborted|forcing job termination|"
+    r"Terminating|launch/slurm: _step_signal)|^\w+: error: If munged is up"
+)
+_CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?:DUE TO )?(.+?) \*\*\*")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job in Slurm's queue; one that runs is in it too."""
+
+    state: str
+    reason: str
+
+    @property
+    def never_starts(self) -> bool:
+        """Whether no node of the cluster can take it as it is."""
+        return _NEVER.fullmatch(self.reason) is not None
+
+
+def waiting(listed: str) -> dict[str, Waiting]:
+    """The jobs that squeue lists, by name."""
+    found = {}
+    for line in listed.splitlines():
+        name, state, reason = line.split("|", 2)
+        found[name] = Waiting(state.strip(), reason.strip())
+    return found
+
+
+def why(stderr: str) -> str:
+    """What an error of a Slurm command says, in one line; empty if it says nothing."""
+    if (cancelled := list(_CANCELLED.finditer(stderr))) and cancelled[-1][1] != "DUE TO":
+        return f"Slurm ended its job: {cancelled[-1][1].lower()}"
+    lines = [one.strip() for one in stderr.splitlines() if one.strip() and not _NOISE.match(one)]
+    allocation = [one for one in lines if "nable to allocate resources: " in one]
+    munge = [one for one in lines if "unge" in one]
+    # The last line is the most general one; munge is named above it.
+    chosen = munge[:1] or allocation[-1:] or lines[-1:]
+    if not chosen:
+        return ""
+    return re.sub(
+        r"^\w+: ((fatal|error): )*(Unable to allocate resources: )?|^slurm_\w+ error: ",
+        "",
+        chosen[0],
+    )
+
+
+def is_refusal(why: str) -> bool:
+    """Whether an error says that Slurm does not take the job, whatever is free."""
+    return _REFUSALS.search(why) is not None

@@ -1,0 +1,193 @@
+"""Training on the nodes of a real Slurm cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts_case import SLOW, until
+from lab import LabHost
+from slurm_case import on_slurm, pool_of
+from slurm_lab import SlurmLab
+from training_case import once, request, rows, when_checkpoint
+
+from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
+from trainwright.tasks.runs.artefacts.plan import PlannedDevice
+from trainwright.tasks.spec.pool import Pool
+from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train.hosts import reconnect
+from trainwright.tasks.train.hosts.host_engine import HostRequest
+from trainwright.tasks.train.hosts.session import Session
+from trainwright.tasks.train.hosts.slurm import slurm_engine
+from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
+
+pytestmark = pytest.mark.slow
+
+
+def losses(asked: TrainRequest, rank: int = 0) -> list[float]:
+    return [row["loss"] for row in rows(asked, f"steps-rank{rank}")]
+
+
+def left(cluster: SlurmLab) -> list[str]:
+    """Jobs in the queue, and our processes on the nodes."""
+    return cluster.queue() + [line for host in cluster.lab.hosts for line in ours(host)]
+
+
+def ours(host: LabHost) -> list[str]:
+    """The command lines of the processes on a node that are not Slurm's own."""
+    return [line for line in host.words() if not line.startswith("slurm")]
+
+
+def test_nodes_reach_the_same_losses_as_this_machine(tmp_path: Path, slurm: SlurmLab) -> None:
+    split: dict[str, Any] = {"backend": "torch", "model": {"norm": True, "dropout": 0.2}}
+    local = request(tmp_path / "local", [60, 40, 20], **split)
+    expected = train(local)
+    away = on_slurm(tmp_path / "away", slurm, [60, 40, 20], **split)
+    result = train(away)
+    assert losses(away) == losses(local)
+    assert result.metrics == expected.metrics
+    until(lambda: left(slurm) == [], 10)
+    assert left(slurm) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "why"),
+    [
+        ({"partition": "nope"}, 1, "Invalid partition name specified; got .*--partition=nope"),
+        ({"constraint": "slow"}, 1, "Invalid feature specification; got .*--constraint=slow"),
+        ({"node": "h9"}, 1, "Invalid node name specified"),
+        ({"partition": "closed"}, 1, "Invalid user id; got .*--partition=closed"),
+        ({"gres": "gpu:a100"}, 1, "Invalid generic resource"),
+        ({}, 40, "PartitionConfig; got --cpus-per-task=40"),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_one_line(
+    options: dict[str, Any], count: int, why: str, tmp_path: Path, slurm: SlurmLab
+) -> None:
+    if "gres" in options:
+        pool = Pool.model_validate(pool_of(slurm, 1, 1.0, options))
+        gpu = PlannedDevice.model_construct(type="nvidia-a100-80gb", engine="slurm")
+        with pytest.raises(BadInput, match=why):
+            ask(pool, gpu, tmp_path)
+        return
+    asked = on_slurm(tmp_path, slurm, [60], options=options)
+    if count > 1:
+        wide = asked.plan.devices[0].model_copy(update={"type": "cpu", "cores": float(count)})
+        plan = asked.plan.model_copy(update={"devices": [wide]})
+        asked = asked.model_copy(update={"plan": plan})
+    with pytest.raises(BadInput, match=rf"host cpu: Slurm refuses its job: .*{why}") as error:
+        train(asked)
+    assert "\n" not in str(error.value)
+    assert until(lambda: left(slurm) == [], 10), left(slurm)
+
+
+def ask(pool: Pool, device: PlannedDevice, folder: Path) -> None:
+    """Ask for a host with this device."""
+    (folder / "logs").mkdir()
+    asked = HostRequest(pool.hosts[0], (device,), "python3")
+    session = Session(asked, SlurmEngine(pool, "case"), folder)
+    try:
+        session.hello()
+    finally:
+        session.close(1.0)
+
+
+@pytest.mark.parametrize("absent", ["munge", "controller", "commands"])
+def test_a_slurm_that_does_not_answer_is_told_in_one_line(
+    absent: str, tmp_path: Path, slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = slurm.config.read_text()
+    if absent == "munge":
+        config, why = config.replace("munge.socket", "absent"), "[Mm]unge"
+    elif absent == "controller":
+        config, why = re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=9", config), "contact slurm"
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        why = "not installed on this machine"
+    (tmp_path / "slurm.conf").write_text(config)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setattr(slurm_engine, "ANSWER_S", 3.0)
+    with pytest.raises(ServiceUnreachable, match=rf"^Slurm: .*({why}|no answer)") as error:
+        train(on_slurm(tmp_path, slurm, [60]))
+    assert "\n" not in str(error.value)
+
+
+def test_a_killed_launcher_leaves_no_process_and_no_job(tmp_path: Path, slurm: SlurmLab) -> None:
+    """Three of its jobs run, and one waits in the queue."""
+    asked = on_slurm(tmp_path, slurm, [30, 20, 10, 10], SLOW, epochs=100, backend="torch")
+    (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
+    code = (
+        "import sys; from pathlib import Path; "
+        "from trainwright.tasks.train.hosts import arrivals; arrivals.BEGIN_AFTER_S = 0.0; "
+        "from trainwright.tasks.train import TrainRequest, train; "
+        "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "request.json")])
+    try:
+        assert until(lambda: bool(list(tmp_path.glob("run/checkpoints/*/state.json"))))
+        states = sorted(line.split("|")[3] for line in slurm.queue())
+        assert states == ["PENDING", "RUNNING", "RUNNING", "RUNNING"]
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    assert until(lambda: not any(map(ours, slurm.lab.hosts)), 5)
+    assert until(lambda: slurm.queue() == [], 15), slurm.queue()
+
+
+def test_runs_at_once_share_no_node_and_come_in_the_order_of_the_queue(
+    tmp_path: Path, slurm: SlurmLab
+) -> None:
+    runs = [on_slurm(tmp_path / str(number), slurm, [60], backend="torch") for number in range(10)]
+    seen: list[dict[str, str]] = []
+    with ThreadPoolExecutor(max_workers=len(runs)) as workers:
+        trainings = [workers.submit(train, one) for one in runs]
+        while not all(one.done() for one in trainings):
+            jobs = [line.split("|") for line in slurm.queue()]
+            seen.append({job[0]: job[4] for job in jobs if job[3] == "RUNNING"})
+            time.sleep(0.1)
+    assert [one.result().steps for one in trainings] == [24] * len(runs)
+    assert all(len(set(running.values())) == len(running) for running in seen)
+    started = [int(number) for number in dict.fromkeys(job for one in seen for job in one)]
+    assert started == sorted(started)
+    assert len(started) == len(runs)
+
+
+def test_a_training_goes_on_without_a_node_that_is_down_and_takes_it_back(
+    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)
+    asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
+    first = when_checkpoint(tmp_path, 5, lambda: slurm.update_node("h2", "down"))
+    second = once(lambda: "continues with 2 of 3" in reasons(heard), lambda: resume(slurm, "h2"))
+    stop = threading.Event()
+    third = once(lambda: "continues with 3 of 3" in reasons(heard), stop.set)
+    with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
+        train(asked, stop=stop)
+    for one in (first, second, third):
+        one.join()
+    taken: Counter[int] = Counter()
+    for row in [row for rank in range(3) for row in rows(asked, f"steps-rank{rank}")]:
+        taken[row["step"]] += row["batch_size"]
+    assert sorted(taken) == list(range(len(taken)))  # every step once
+    assert {taken[step] for step in taken if (step + 1) % 24} == {60}
+    assert until(lambda: left(slurm) == [], 10), left(slurm)
+
+
+def reasons(heard: list[dict[str, Any]]) -> str:
+    return "; ".join(event["reason"] for event in list(heard) if event["event"] == "split")
+
+
+def resume(cluster: SlurmLab, node: str) -> None:
+    """Bring a node back."""
+    with contextlib.suppress(OSError):  # it may be back by itself
+        cluster.update_node(node, "resume")
