@@ -95,6 +95,12 @@ class Interrupted(TrainwrightError):
     exit_code = 130
 
 
+class Preempted(Interrupted):
+    """A cluster took hosts back without which the training can't go on; it waits for others."""
+
+    kind = "preempted"
+
+
 _KINDS: dict[str, type[TrainwrightError]] = {
     error.kind: error
     for error in (
@@ -112,6 +118,7 @@ _KINDS: dict[str, type[TrainwrightError]] = {
         Unauthorized,
         Forbidden,
         Interrupted,
+        Preempted,
     )
 }
 

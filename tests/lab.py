@@ -127,6 +127,10 @@ class Lab:
         """Disconnect a host silently, like a failing switch."""
         _run("ip", "link", "set", self._link(name), "down")
 
+    def join(self, name: str) -> None:
+        """Connect a host again."""
+        _run("ip", "link", "set", self._link(name), "up")
+
     def _link(self, name: str) -> str:
         return f"{self.tag}v{[host.name for host in self.hosts].index(name)}"
 

@@ -19,6 +19,7 @@ from trainwright.tasks.errors import (
     Infeasible,
     Interrupted,
     MustWait,
+    Preempted,
     RunHeld,
     TrainingFailed,
 )
@@ -247,6 +248,8 @@ def on_devices(
                 memory_limits.note(run, plan, error.details["most_batch_sizes"])
                 progress.emit("notice", message=f"{error}; planning again with batches that fit")
                 failed = error
+            except Preempted as error:
+                progress.emit("notice", message=f"{error}; waiting for hosts to continue")
             except Interrupted as error:
                 if context.stop.is_set() or not heartbeat.revoked.is_set():
                     raise

@@ -15,9 +15,10 @@ The launcher (`hosts`) starts one agent per host over ssh. They exchange JSON, o
 | beat | heartbeat of the launcher |
 
 The agent sends `reply` (to reach, sync, share) or `failed`; `said`, `log` and `ended` for each
-process; `file` with bytes appended to TensorBoard event files; and its heartbeat `beat`, also every
-`BEAT_S`. When the connection ends, or the launcher is silent for `SILENCE_S`, the agent ends every
-process and removes the work folder.
+process; `file` with bytes appended to TensorBoard event files; `ending` if it gets SIGTERM, by
+which a cluster takes the host back; and its heartbeat `beat`, also every `BEAT_S`. When the
+connection ends, or the launcher is silent for `SILENCE_S`, the agent ends every process and removes
+the work folder.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ class HostAgent:
         self._last_message_at = time.monotonic()
         self._sent_bytes: dict[Path, int] = {}
         self._sending_events = threading.Lock()
+        self._ending = threading.Event()
 
     def run(self) -> None:
         """Handle messages until the connection to the launcher ends."""
         remove_stale_cgroups()
+        signal.signal(signal.SIGTERM, lambda *_: self._ending.set())
         self.send("ready", work=str(self.work), python=sys.executable)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
@@ -142,11 +145,14 @@ class HostAgent:
 
     def _watch(self) -> None:
         """Send heartbeats and appended events; end everything after a silence of the launcher."""
-        beat_at = -BEAT_S
+        beat_at, told = -BEAT_S, False
         while time.monotonic() - self._last_message_at < SILENCE_S:
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
                 self.send("beat")
+            if self._ending.is_set() and not told:
+                told = True
+                self.send("ending")
             time.sleep(_LOOK_S)
             self.send_events()
         for child in list(self._children.values()):

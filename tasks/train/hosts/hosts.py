@@ -271,6 +271,14 @@ class Hosts:
         queued = self._devices[rank].address in self._arrivals.queued
         return queued or self._session(rank).gone
 
+    def is_ending(self, rank: int) -> bool:
+        """Whether a cluster is about to take the rank's host back."""
+        return not self._devices[rank].local and self._session(rank).ending
+
+    def give_back(self, rank: int) -> None:
+        """End the connection to the rank's host, and so all that runs there."""
+        self._session(rank).hang_up("it was given back to the cluster")
+
     def _session(self, rank: int) -> Session:
         return self._sessions[self._devices[rank].address]
 

@@ -86,6 +86,8 @@ class Session:
         self._listening_since: float | None = None
         self.queued = False
         """whether the engine has not granted the host yet"""
+        self.ending = False
+        """whether the host is about to be taken back"""
         boot = _BOOT.format(facts=Path(versions.__file__).read_text())
         one_line = (
             f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
@@ -283,6 +285,9 @@ class Session:
         self._listening_since = None
         kind = message["kind"]
         if kind == "beat":
+            return
+        if kind == "ending":
+            self.ending = True
             return
         if kind in ("reply", "failed"):
             self._replies.put(message)

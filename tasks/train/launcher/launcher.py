@@ -171,6 +171,8 @@ class Launcher:
             yield event.HostsLost(time.monotonic(), lost)
         if returned:
             yield event.HostsReturned(time.monotonic(), returned)
+        if ending := self._processes.ending():
+            yield event.HostsEnding(time.monotonic(), ending)
 
     def _events_of(self, process: RankProcess) -> Iterator[event.MembershipEvent]:
         """The events of a process's messages, and of its end."""
@@ -278,6 +280,8 @@ class Launcher:
             case instruction.Kill(number, reason):
                 for process in self._living(number):
                     process.kill(reason)
+            case instruction.GiveBack(numbers):
+                self._processes.give_back(numbers)
             case instruction.RestoreCheckpoint():
                 assert self._checkpoints is not None
                 self._checkpoints.restore()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trainwright.estimator.devices import threads_of
@@ -131,6 +131,19 @@ class RankProcesses:
         numbers = range(len(self._devices))
         self._unreachable = frozenset(filter(self._hosts.is_gone, numbers))
         return self._unreachable - before, before - self._unreachable
+
+    def ending(self) -> frozenset[int]:
+        """The devices whose hosts a cluster is about to take back."""
+        if self._hosts is None:
+            return frozenset()
+        numbers = frozenset(filter(self._hosts.is_ending, range(len(self._devices))))
+        return numbers - self._unreachable
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """End the connections to the hosts of these devices."""
+        for number in numbers:
+            assert self._hosts is not None
+            self._hosts.give_back(number)
 
     def close(self, grace_s: float) -> None:
         """End all processes: those that are done get `grace_s` to exit, the others none."""

@@ -120,6 +120,13 @@ class HostsLost(MembershipEvent):
 
 
 @dataclass(frozen=True)
+class HostsEnding(MembershipEvent):
+    """A cluster is about to take these devices' hosts back; repeated until they are lost."""
+
+    numbers: frozenset[int]
+
+
+@dataclass(frozen=True)
 class HostsReturned(MembershipEvent):
     """These devices' hosts are reachable again."""
 

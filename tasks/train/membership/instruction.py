@@ -73,6 +73,13 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class GiveBack:
+    """Give the hosts of these devices back to their cluster."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class RestoreCheckpoint:
     """Get the newest checkpoint: no rank has the training's state (`CheckpointRestored`)."""
 
@@ -106,6 +113,7 @@ Instruction = (
     | AbortGroup
     | AskToStop
     | Kill
+    | GiveBack
     | RestoreCheckpoint
     | Notice
     | Finish

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.tasks.errors import Interrupted, TrainingFailed
+from trainwright.tasks.errors import Interrupted, Preempted, TrainingFailed
 from trainwright.tasks.train.membership import instruction
 from trainwright.tasks.train.membership.state import MembershipState
 from trainwright.tasks.train.worker_group import WorkerGroup
@@ -12,6 +12,47 @@ def admit(state: MembershipState) -> None:
     """Ask all to leave their group between two steps if another rank is ready to join them."""
     if may_leave(state) and set(state.capacity.usable(state.ready())) - set(state.members):
         ask_to_leave(state)
+
+
+def make_way(state: MembershipState) -> None:
+    """Give back the hosts that a cluster is about to take.
+
+    Asks all to leave their group between two steps; when they have, the others go on. If they are
+    too few, or would lose steps, all save a last checkpoint. Raises Preempted if there is no state
+    to save.
+    """
+    going = state.ending & set(state.ranks)
+    if not going:
+        return
+    if state.inside() and not state.policy.searches:
+        if may_leave(state) and going & set(state.members):
+            ask_to_leave(state)
+        return
+    ready = state.ready() if state.generation else list(state.ranks)
+    staying = [number for number in state.capacity.usable(ready) if number not in going]
+    enough = state.policy.whole and state.capacity.shortage(staying) is None
+    with_state = [number for number in state.ready() if state.ranks[number].step is not None]
+    if enough or state.policy.searches:
+        _give_back(state, going)
+        return
+    names = ", ".join(state.name(number) for number in sorted(going))
+    why = f"the cluster takes back the host of {names}"
+    if not with_state:
+        kept = "; the last checkpoint is kept" if state.committed else ""
+        raise Preempted(f"{why}{kept}")
+    if not state.makes_way:
+        state.giving_up, state.makes_way = why, True
+        _start(state, with_state, end=True)
+
+
+def _give_back(state: MembershipState, numbers: set[int]) -> None:
+    """Go on without these devices, whose processes end with their hosts."""
+    state.instruct(instruction.GiveBack(tuple(sorted(numbers))))
+    state.unreachable |= numbers
+    state.ending -= numbers
+    state.given_back |= numbers
+    for number in sorted(numbers):
+        state.reasons.append(f"{state.name(number)} was given back to the cluster")
 
 
 def may_leave(state: MembershipState) -> bool:
@@ -37,7 +78,8 @@ def form(state: MembershipState) -> None:
     """
     if state.inside():
         return
-    ready, loading = state.capacity.usable(state.ready()), bool(state.loading())
+    there = [number for number in state.ready() if number not in state.unreachable]
+    ready, loading = state.capacity.usable(there), bool(state.loading())
     with_state = [number for number in ready if state.ranks[number].step is not None]
     if state.stop_asked_at is not None:
         _form_to_stop(state, ready, with_state)
@@ -45,6 +87,7 @@ def form(state: MembershipState) -> None:
         return
     elif (shortage := state.capacity.shortage(ready)) is None:
         state.short_since = state.giving_up = None
+        state.makes_way = False
         _form_to_train(state, ready)
     elif not _wait_for_more(state, shortage, loading=loading):
         if not with_state:
@@ -81,7 +124,7 @@ def _form_to_train(state: MembershipState, ready: list[int]) -> None:
 
 def _wait_for_more(state: MembershipState, shortage: str, *, loading: bool) -> bool:
     """Whether to wait for more ranks; if not, record why the training ends."""
-    patience_s = state.faults.wait_for_devices
+    patience_s = state.policy.wait_s or state.faults.wait_for_devices
     returning = any(state.restarts.allows(number) for number in state.unreachable)
     coming = state.giving_up is None and (loading or returning)
     short_since = state.now if state.short_since is None else state.short_since

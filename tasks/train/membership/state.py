@@ -15,6 +15,9 @@ from trainwright.tasks.train.membership.instruction import Instruction
 from trainwright.tasks.train.membership.restart_limits import FruitlessGroups, RestartLimits
 from trainwright.tasks.train.request import Order
 
+WHOLE = ("data-parallel", "late-multiply", "averaging")
+"""The layouts in which each rank holds the whole state of the training."""
+
 
 @dataclass(frozen=True)
 class MembershipPolicy:
@@ -29,11 +32,16 @@ class MembershipPolicy:
     """whether the job lets any layer be summed"""
     shares: tuple[int, ...] = ()
     """of the batch, by device; empty: what each computes"""
+    whole: bool = True
+    """whether each rank holds the whole training state, so that those that stay lose no step"""
+    wait_s: float | None = None
+    """how long to wait for devices to come back; None: as the job's faults say"""
 
     @classmethod
     def of(cls, order: Order) -> Self:
         """The policy of a launch."""
         job, devices = order.request.job, tuple(order.request.plan.devices)
+        queued = any(device.engine == "slurm" for device in devices)
         return cls(
             devices,
             job.devices.min_count,
@@ -41,6 +49,8 @@ class MembershipPolicy:
             searches=order.mode == "ramp",
             may_sum=job.train.dense is None,
             shares=tuple(order.request.plan.shares),
+            whole=order.request.layout.name in WHOLE,
+            wait_s=max(job.train.faults.wait_for_devices, job.queue_timeout) if queued else None,
         )
 
 
@@ -100,6 +110,10 @@ class MembershipState:
         self.ranks: dict[int, RankState] = {}
         self.unreachable: set[int] = set()
         """devices whose hosts are lost"""
+        self.ending: set[int] = set()
+        """devices whose hosts a cluster is about to take back"""
+        self.given_back: set[int] = set()
+        """devices whose processes end because their hosts were given back"""
         self.spare: Literal["none", "loading", "loaded"] = "none"
         self.lost_spares = 0
         # The current group.
@@ -123,6 +137,8 @@ class MembershipState:
         """whether the last checkpoint is being written"""
         self.giving_up: str | None = None
         """why the training ends with the current group"""
+        self.makes_way = False
+        """whether it ends only until its cluster gives it hosts again"""
         self.most_batch_sizes: dict[str, dict[str, int]] = {}
         """batches that devices were seen to hold, if the training ends because memory is short"""
 

@@ -3,6 +3,8 @@
     a rank dies, hangs, or its sums fail  the others leave the group at once and form a smaller one
     its replacement has loaded            all leave between two steps and form a larger group
     a learning-rate search loses a rank   the others wait for a replacement and search again
+    a cluster takes hosts back            all leave between two steps, and others form a group;
+                                          if too few would be left, they save a last checkpoint
     too few ranks, or too little memory   they wait for replacements; if none come, they save a last
                                           checkpoint, and the training fails with the cause
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainwright.tasks.errors import TrainingFailed, TrainwrightError
+from trainwright.tasks.errors import Preempted, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.membership import event, instruction, next_group, transitions
 from trainwright.tasks.train.membership.state import MembershipPolicy, MembershipState, RankState
 
@@ -82,6 +84,7 @@ class Membership:
             return
         if self._state.stop_asked_at is None and self._state.giving_up is None:
             _start_processes(self._state)
+            next_group.make_way(self._state)
         next_group.admit(self._state)
         next_group.form(self._state)
 
@@ -90,6 +93,8 @@ def _finish(state: MembershipState) -> None:
     """End after all members are done. If the training was given up, raises the reason."""
     if state.giving_up is not None:
         step = state.ranks[state.members[0]].done_step
+        if state.makes_way:
+            raise Preempted(f"{state.giving_up}; the checkpoint of step {step} is kept", step=step)
         again = "" if state.most_batch_sizes else ": run it again to continue from there"
         said = f"{state.giving_up}; the checkpoint of step {step} is kept{again}"
         raise TrainingFailed(said, step=step, **state.most_batch_sizes)
@@ -100,7 +105,8 @@ def _finish(state: MembershipState) -> None:
 def _start_processes(state: MembershipState) -> None:
     """Start a process for each device that lacks one and may have one, then a spare."""
     for number, device in enumerate(state.devices):
-        gone = number in state.unreachable or not state.restarts.allows(number)
+        away = number in state.unreachable or number in state.ending
+        gone = away or not state.restarts.allows(number)
         if number in state.ranks or gone:
             continue
         state.ranks[number] = RankState(number, heard_at=state.now)

@@ -78,6 +78,16 @@ def _(ended: event.ProcessEnded, state: MembershipState) -> None:
     rank = state.ranks.pop(ended.number)
     if state.stop_asked_at is not None and state.policy.searches:
         raise Interrupted("stopped during the learning-rate search")
+    if rank.number in state.given_back:
+        state.given_back.discard(rank.number)
+    else:
+        _note_death(state, rank, ended)
+    if rank.number in state.members and rank.status != "ready":
+        _abort(state)
+
+
+def _note_death(state: MembershipState, rank: RankState, ended: event.ProcessEnded) -> None:
+    """Count the end of a process, and conclude what it says. Raises what ends the training."""
     name, how = state.name(rank.number), ended.how
     if rank.failure is not None:
         _raise_if_it_would_repeat(state, rank, rank.failure)
@@ -94,8 +104,6 @@ def _(ended: event.ProcessEnded, state: MembershipState) -> None:
         raise TrainingFailed(said, rank=rank.number)
     if short and batch > 0:
         _limit_batch(state, rank.number, event.MemoryShortage(batch))
-    if rank.number in state.members and rank.status != "ready":
-        _abort(state)
 
 
 def _raise_if_it_would_repeat(
@@ -169,6 +177,12 @@ def _(ended: event.SpareEnded, state: MembershipState) -> None:
 @apply.register
 def _(lost: event.HostsLost, state: MembershipState) -> None:
     state.unreachable |= lost.numbers
+    state.ending -= lost.numbers
+
+
+@apply.register
+def _(ending: event.HostsEnding, state: MembershipState) -> None:
+    state.ending |= ending.numbers - state.unreachable
 
 
 @apply.register

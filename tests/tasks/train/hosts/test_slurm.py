@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from hosts_case import SLOW, until
 from lab import LabHost
 from slurm_case import on_slurm, pool_of
 from slurm_lab import SlurmLab
-from training_case import once, request, rows, when_checkpoint
+from training_case import once, request, rows
 
-from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
+from trainwright.tasks.errors import BadInput, Interrupted, Preempted, ServiceUnreachable
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train import TrainRequest, train
@@ -162,25 +163,25 @@ def test_runs_at_once_share_no_node_and_come_in_the_order_of_the_queue(
     assert len(started) == len(runs)
 
 
-def test_a_training_goes_on_without_a_node_that_is_down_and_takes_it_back(
-    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)
-    asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
-    first = when_checkpoint(tmp_path, 5, lambda: slurm.update_node("h2", "down"))
-    second = once(lambda: "continues with 2 of 3" in reasons(heard), lambda: resume(slurm, "h2"))
+def until_all_are_back(asked: TrainRequest, heard: list[dict[str, Any]], *acts: Any) -> None:
+    """Train with these acts, each (condition, act), and stop when all are back; no step is lost."""
     stop = threading.Event()
-    third = once(lambda: "continues with 3 of 3" in reasons(heard), stop.set)
+    count = len(asked.plan.devices)
+    watchers = [once(condition, act) for condition, act in acts]
+    watchers.append(once(lambda: f"continues with {count} of {count}" in reasons(heard), stop.set))
     with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
         train(asked, stop=stop)
-    for one in (first, second, third):
+    for one in watchers:
         one.join()
     taken: Counter[int] = Counter()
-    for row in [row for rank in range(3) for row in rows(asked, f"steps-rank{rank}")]:
+    for row in [row for rank in range(count) for row in rows(asked, f"steps-rank{rank}")]:
         taken[row["step"]] += row["batch_size"]
-    assert sorted(taken) == list(range(len(taken)))  # every step once
+    assert sorted(taken) == list(range(len(taken)))
     assert {taken[step] for step in taken if (step + 1) % 24} == {60}
-    assert until(lambda: left(slurm) == [], 10), left(slurm)
+
+
+def trained(heard: list[dict[str, Any]], step: int) -> bool:
+    return any(event["event"] == "train" and event["step"] >= step for event in list(heard))
 
 
 def reasons(heard: list[dict[str, Any]]) -> str:
@@ -191,3 +192,100 @@ def resume(cluster: SlurmLab, node: str) -> None:
     """Bring a node back."""
     with contextlib.suppress(OSError):  # it may be back by itself
         cluster.update_node(node, "resume")
+
+
+def job_on(cluster: SlurmLab, node: str) -> str:
+    """The id of the job that runs on a node."""
+    jobs = [line.split("|") for line in cluster.queue()]
+    return next(job[0] for job in jobs if job[4] == node and job[3] == "RUNNING")
+
+
+def drain(cluster: SlurmLab, node: str) -> None:
+    """Take a node out of service, with its job."""
+    cluster.update_node(node, "drain")
+    cluster.do("scancel", job_on(cluster, node))
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        (lambda cluster: cluster.update_node("h2", "down"), "is lost: .*Node failure on h2"),
+        (lambda cluster: drain(cluster, "h2"), "was given back to the cluster"),
+    ],
+    ids=["down", "drained"],
+)
+def test_a_training_goes_on_without_a_lost_node_and_takes_it_back(
+    lose: Callable[[SlurmLab], None],
+    why: str,
+    tmp_path: Path,
+    slurm: SlurmLab,
+    heard: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)
+    asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
+
+    def is_without() -> bool:
+        return "continues with 2 of 3" in reasons(heard)
+
+    until_all_are_back(
+        asked,
+        heard,
+        (lambda: trained(heard, 10), lambda: lose(slurm)),
+        (is_without, lambda: resume(slurm, "h2")),
+    )
+    assert re.search(rf"rank \d \(.*\) {why}.*; continues with 2 of 3", reasons(heard))
+    assert until(lambda: left(slurm) == [], 10), left(slurm)
+
+
+def urgent(cluster: SlurmLab, node: str, seconds: float) -> subprocess.Popen[bytes]:
+    """A job of another user's that takes a node by preemption."""
+    return subprocess.Popen(["srun", "-p", "urgent", "-w", node, "sleep", str(seconds)])
+
+
+def test_a_preempted_host_leaves_between_two_steps_and_comes_back(
+    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)
+    asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
+    others: list[subprocess.Popen[bytes]] = []
+    until_all_are_back(
+        asked,
+        heard,
+        (lambda: trained(heard, 10), lambda: others.append(urgent(slurm, "h3", 1))),
+    )
+    assert others[0].wait() == 0
+    assert "was given back to the cluster; continues with 2 of 3" in reasons(heard)
+
+
+def test_a_training_whose_only_host_is_preempted_saves_and_goes_on_later(
+    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]]
+) -> None:
+    options = {"epochs": 4, "backend": "torch", "checkpoint": {"every_steps": 1000}}
+    quiet = request(tmp_path / "quiet", [60], **options)
+    train(quiet)
+    heard.clear()
+    asked = on_slurm(tmp_path / "away", slurm, [60], SLOW, {"node": "h1"}, **options)
+    others: list[subprocess.Popen[bytes]] = []
+    watcher = once(lambda: trained(heard, 10), lambda: others.append(urgent(slurm, "h1", 1)))
+    with pytest.raises(Preempted, match=r"takes back the host of rank 0 .*step \d+ is kept"):
+        train(asked)
+    watcher.join()
+    assert others[0].poll() is None  # the node was released before the grace was over
+    train(asked.model_copy(update={"resume": True}))
+    assert others[0].wait() == 0
+    assert losses(asked) == losses(quiet)
+
+
+def test_a_host_that_is_cut_off_silently_is_lost(
+    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmEngine, "silence_s", 7.0)
+    asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
+    until_all_are_back(
+        asked,
+        heard,
+        (lambda: trained(heard, 10), lambda: slurm.lab.cut("h2")),
+        (lambda: "continues with 2 of 3" in reasons(heard), lambda: slurm.lab.join("h2")),
+    )
+    assert "no message for 7 s" in reasons(heard)
