@@ -33,6 +33,7 @@ def policy(
     local: bool = True,
     restarts: int = 2,
     wait_for_devices: float = 60.0,
+    whole: bool = True,
 ) -> MembershipPolicy:
     """The policy of a launch on this many devices, each on its own host unless local."""
     step = Interval(median=0.01, low=0.01, high=0.02)
@@ -54,7 +55,7 @@ def policy(
     faults = FaultPolicy(
         stall_timeout="60s", wait_for_devices=f"{wait_for_devices:g}s", restarts=restarts
     )
-    return MembershipPolicy(devices, min_count, faults, searches)
+    return MembershipPolicy(devices, min_count, faults, searches, whole=whole)
 
 
 @dataclass(eq=False)
@@ -203,6 +204,12 @@ class SimulatedRanks:
                 assert reason
                 assert self.processes[number].killed is None, "killed twice"
                 self.processes[number].killed = reason
+            case instruction.GiveBack(numbers):
+                for number in numbers:
+                    assert number not in self.unreachable
+                    self.unreachable.add(number)
+                    self.processes[number].killed = "is lost: given back"
+                    self.starts[number] -= 1
             case instruction.RestoreCheckpoint():
                 assert not self.policy.searches
                 assert all(one.step is None for one in self._usable())
@@ -243,7 +250,8 @@ class SimulatedRanks:
     def _usable(self) -> list[Process]:
         """The ranks that have reported that they are ready, and have memory."""
         every = self.processes.values()
-        ready = [one for one in every if one.status == "ready" and not one.outbox]
+        there = [one for one in every if one.number not in self.unreachable]
+        ready = [one for one in there if one.status == "ready" and not one.outbox]
         return [one for one in ready if self.limits.get(one.number) != 0]
 
     def _form(self, group: WorkerGroup) -> None:

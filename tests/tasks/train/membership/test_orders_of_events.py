@@ -31,6 +31,7 @@ class AnyOrder(RuleBasedStateMachine):
         patience_s=st.sampled_from([0.0, 60.0]),
         begun=st.sampled_from([0, 5]),
         rounds=st.sampled_from([5, 5, 5, 0]),
+        whole=st.booleans(),
     )
     def begin(
         self,
@@ -42,6 +43,7 @@ class AnyOrder(RuleBasedStateMachine):
         patience_s: float,
         begun: int,
         rounds: int,
+        whole: bool,
     ) -> None:
         chosen = policy(
             count,
@@ -50,6 +52,7 @@ class AnyOrder(RuleBasedStateMachine):
             local=local,
             restarts=restarts,
             wait_for_devices=patience_s,
+            whole=whole,
         )
         self.ranks = SimulatedRanks(chosen, checkpoint_step=0 if searches else begun)
         self.ranks.tick()
@@ -186,6 +189,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.ranks.tell(event.HostsLost(self.ranks.now, frozenset({number})))
         if self.ranks.end is None and (one := self.ranks.processes.get(number)):
             self.ranks.die(one, "is lost")
+
+    @precondition(running)
+    @rule(device=DEVICE)
+    def a_cluster_takes_a_host_back(self, device: int) -> None:
+        number = device % self.ranks.count
+        if not self.ranks.policy.devices[number].local and number not in self.ranks.unreachable:
+            self.ranks.tell(event.HostsEnding(self.ranks.now, frozenset({number})))
 
     @precondition(running)
     @rule(device=DEVICE)

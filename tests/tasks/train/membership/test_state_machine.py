@@ -13,6 +13,7 @@ from trainwright.estimator.curves import Affine
 from trainwright.tasks.errors import (
     BadInput,
     Interrupted,
+    Preempted,
     RunHeld,
     TrainingFailed,
     TrainwrightError,
@@ -367,6 +368,55 @@ def test_a_required_lost_host_is_waited_for_up_to_the_jobs_limit() -> None:
         "none of 1 devices is left and none came back in 31 s (rank 0 (h0/cpu) is lost: no route"
     )
     assert str(error(ranks)).startswith(message)
+
+
+def taken_back(ranks: SimulatedRanks, number: int) -> None:
+    ranks.tell(event.HostsEnding(ranks.now, frozenset({number})), event.Tick(ranks.now))
+
+
+def test_a_host_that_its_cluster_takes_back_leaves_between_two_steps() -> None:
+    ranks = training(3, local=False, restarts=0)
+    taken_back(ranks, 1)
+    go_on(ranks, lambda: bool(groups(ranks)) and ranks.joined(), train=True)
+    assert instruction.GiveBack((1,)) in ranks.seen
+    assert [group.members for group in groups(ranks)] == [[0, 2]]
+    reason = "rank 1 (h1/cpu) was given back to the cluster; continues with 2 of 3"
+    assert groups(ranks)[0].reason == reason
+    assert not groups(ranks)[0].broken
+    ranks.unreachable = set()
+    ranks.tell(event.HostsReturned(ranks.now, frozenset({1})))
+    # leaving is no death, so that it may restart
+    go_on(ranks, lambda: len(groups(ranks)) == 2, train=True)
+    assert groups(ranks)[1].members == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "rules", [{"min_count": 2}, {"whole": False}], ids=["too few left", "state would be lost"]
+)
+def test_if_the_others_can_not_go_on_all_save_a_checkpoint_and_wait(rules: dict[str, Any]) -> None:
+    ranks = training(2, local=False, **rules)
+    taken_back(ranks, 1)
+    ranks.play_fairly()
+    assert [(group.members, group.end) for group in groups(ranks)] == [([0, 1], True)]
+    assert isinstance(error(ranks), Preempted)
+    assert str(error(ranks)) == (
+        "the cluster takes back the host of rank 1 (h1/cpu); the checkpoint of step 4 is kept"
+    )
+
+
+def test_a_host_that_is_taken_back_before_the_first_step_leaves_nothing_to_save() -> None:
+    ranks = SimulatedRanks(policy(1, local=False))
+    ranks.tick()
+    taken_back(ranks, 0)
+    assert str(error(ranks)) == "the cluster takes back the host of rank 0 (h0/cpu)"
+
+
+def test_a_host_of_a_search_is_given_back_at_once() -> None:
+    ranks = SimulatedRanks(policy(2, local=False, searches=True))
+    ranks.tick()
+    go_on(ranks, ranks.joined)
+    taken_back(ranks, 1)
+    assert instruction.GiveBack((1,)) in ranks.seen
 
 
 # -- the search of the learning rate ---------------------------------------------------------------
