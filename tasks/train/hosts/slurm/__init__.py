@@ -1,1 +1,4 @@
-"""Hosts that Slurm's queue gives: the engine, its jobs, and what Slurm's commands say."""
+"""Hosts that Slurm's queue gives. Read `slurm_engine` first.
+
+`slurm_job` runs a job that ends with its process; `slurm_answers` reads what Slurm's commands say.
+"""

@@ -27,7 +27,7 @@ _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?:DUE
 
 
 @dataclass(frozen=True)
-class Waiting:
+class QueuedJob:
     """A job in Slurm's queue; one that runs is in it too."""
 
     state: str
@@ -39,12 +39,12 @@ class Waiting:
         return _NEVER.fullmatch(self.reason) is not None
 
 
-def waiting(listed: str) -> dict[str, Waiting]:
+def waiting(listed: str) -> dict[str, QueuedJob]:
     """The jobs that squeue lists, by name."""
     found = {}
     for line in listed.splitlines():
         name, state, reason = line.split("|", 2)
-        found[name] = Waiting(state.strip(), reason.strip())
+        found[name] = QueuedJob(state.strip(), reason.strip())
     return found
 
 

@@ -40,7 +40,7 @@ class SlurmEngine:
         self._jobs: dict[str, str] = {}
         """the newest job's name, by host"""
         self._looking = threading.Lock()
-        self._looked_at, self._found = -math.inf, dict[str, slurm_answers.Waiting]()
+        self._looked_at, self._found = -math.inf, dict[str, slurm_answers.QueuedJob]()
         self._answers = False
 
     def command(self, asked: HostRequest, words: Sequence[str]) -> list[str]:
@@ -93,7 +93,7 @@ class SlurmEngine:
             return HostStanding("refused", job.reason)
         return HostStanding("queued", f"in Slurm's queue ({job.reason})")
 
-    def _ask(self) -> dict[str, slurm_answers.Waiting]:
+    def _ask(self) -> dict[str, slurm_answers.QueuedJob]:
         """This user's jobs. Raises ServiceUnreachable."""
         command = ["squeue", "--noheader", "--me", f"--format={slurm_answers.FORMAT}"]
         try:
