@@ -19,14 +19,13 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 from doc_pages import ROOT
 
-_BLOCK = re.compile(
-    r"(?:^<!-- ([a-z ]+): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
-)
+_BLOCK = re.compile(r"(?ms)(?:^ *<!-- ([a-z ]+): ([^\n]*?) -->\n)?^( *)```(\w+)\n(.*?)^ *```$")
 _RUN_ID = re.compile(r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b")
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d])[\d.]*\d(?:[,.]\d+)*(?:e[-+]?\d+)?(?:\s?(?:[µm]?s|min|[kMGT]i?B|kJ|J|%)\b)?"
@@ -60,8 +59,8 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """The page's blocks, in order."""
     return [
-        Block(language, text, mark or "", value or "")
-        for mark, value, language, text in _BLOCK.findall(page.read_text())
+        Block(language, textwrap.dedent(text), mark, value)
+        for mark, value, _, language, text in _BLOCK.findall(page.read_text())
     ]
 
 

@@ -40,6 +40,7 @@ NOT_RUN = {
     "docs/how-to/predict.md": 1,
     "docs/how-to/s3-servers.md": 1,
     "docs/how-to/service.md": 1,
+    "docs/how-to/slurm.md": 1,
     "docs/tutorial/airflow.md": 2,
     "docs/tutorial/first-run.md": 1,
 }
