@@ -86,7 +86,9 @@ _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = (
 _PLAYED_SIZES, _PLAYS = tuple(2**power for power in range(13)), 8
 
 PROCESS_BYTES = 350 * 2**20
-"""A rank before it has its model: torch, oneDNN, Horovod, TensorBoard, data readers (measured)."""
+"""A rank before it has its model: torch, oneDNN, Horovod, TensorBoard, data readers.
+
+Assumed if no calibration measured it (`Calibration.process_bytes`)."""
 
 
 def peak_bytes(structure: Structure, batch_size: int) -> float:

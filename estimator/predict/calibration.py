@@ -144,6 +144,9 @@ class Calibration(FrozenModel):
         default=None,
         description="the training loop's time per step; None: not measured",
     )
+    process_bytes: float | None = Field(
+        default=None, gt=0, description="memory of a rank besides its model; None: not measured"
+    )
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median seconds of a training step for each batch size (ascending).

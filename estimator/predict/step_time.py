@@ -122,7 +122,10 @@ def predict_curve(
         if device_type == EMULATED:
             layers = emulated_costs(layers[0], at), Affine(fixed=0.0, per_sample=0.0)
     power = _power(device_type, calibration, cores, power_w)
-    memory = [peak_bytes(structure, size) for size in sizes]
+    memory, kept = (
+        [peak_bytes(structure, size) for size in sizes],
+        kept_bytes(structure, device_type),
+    )
     safe = rising(
         [
             safe_bytes(structure, size, expected)
@@ -143,8 +146,8 @@ def predict_curve(
         peak_memory_bytes=line_above(sizes, memory),
         memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
         safe_memory_knots=Knots(sizes=tuple(sizes), values=tuple(safe)),
-        process_bytes=PROCESS_BYTES + kept_bytes(structure, device_type),
-        kept_bytes=kept_bytes(structure, device_type),
+        process_bytes=_rank_bytes(calibration) + kept,
+        kept_bytes=kept,
         memory_limit_bytes=device.memory_bytes,
         idle_w=power.idle_w,
         load_w=power.load_w,
@@ -155,6 +158,12 @@ def predict_curve(
         layers=layers[0],
         update=layers[1],
     )
+
+
+def _rank_bytes(calibration: Calibration | None) -> float:
+    """The memory of a rank besides its model: measured, else the usual one."""
+    measured = calibration.process_bytes if calibration is not None else None
+    return measured if measured is not None else PROCESS_BYTES
 
 
 def _for_versions(

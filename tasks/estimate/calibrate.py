@@ -43,6 +43,8 @@ PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
 LOOP_S = 3.0
+PROCESS_S = 4.0
+"""one training of a tiny model"""
 BUSY_KEPT_S = 600.0
 """How long to use a calibration of a busy machine, so that not every step measures again."""
 _LOADING_S = 5.0
@@ -63,17 +65,17 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
     # Another process may be measuring the same: then use its result.
     with _lock(path, wait=True) as lock:
         if (known := _from_cache(path, report=True)) is not None:
-            return known if known.loop is not None else _with_loop(path, known)
+            return known if known.loop is not None else _with_training(path, known)
         if (known := from_store(store or settings.store, "cpu", threads, settings)) is not None:
             save(known, path)
-            return known if known.loop is not None else _with_loop(path, known)
-        about_s = FIRST_USE_S + LOOP_S + _LOADING_S
+            return known if known.loop is not None else _with_training(path, known)
+        about_s = FIRST_USE_S + LOOP_S + PROCESS_S + _LOADING_S
         progress.emit(
             "notice",
             message=f"measuring this machine ({threads} thread(s)) once, for about {about_s:.0f} s",
         )
         measured = _run(path, FIRST_USE_S, threads, lock, "--most-drift", "inf")
-        made = _with_loop(path, measured)
+        made = _with_training(path, measured)
         _warn_if_busy(made)
         return made
 
@@ -121,7 +123,7 @@ def calibrate(
         options = ["--device", device, "--most-drift", str(most_drift), "--powercap", str(powercap)]
         options += ["--mode", "few-shot"] if probes else []
         made = _run(out, budget_s, threads, lock, *options)
-        return _with_loop(out, made) if made.device_type == "cpu" else made
+        return _with_training(out, made) if made.device_type == "cpu" else made
 
 
 def calibrate_and_share(
@@ -273,15 +275,20 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
         yield held
 
 
-def _with_loop(out: Path, calibration: Calibration) -> Calibration:
-    """Measure the training loop's time per step in a separate process; write the calibration."""
-    if not can_train("the training loop's time per step"):
+def _with_training(out: Path, calibration: Calibration) -> Calibration:
+    """Measure the training loop's time and a rank's memory, each in a process; write all."""
+    if not can_train("the training loop's time per step, and a rank's memory,"):
         return calibration
-    started = time.monotonic()
-    module = "trainwright.tasks.train.worker.measure_loop"
-    loop = LoopCost.model_validate_json(measured_by(module, "the training loop", LOOP_S))
-    duration_s = calibration.duration_s + time.monotonic() - started
-    made = calibration.model_copy(update={"loop": loop, "duration_s": duration_s})
+    started, worker = time.monotonic(), "trainwright.tasks.train.worker"
+    loop = measured_by(f"{worker}.measure_loop", "the training loop", LOOP_S)
+    process = measured_by(f"{worker}.measure_process", "a rank's memory", PROCESS_S)
+    made = calibration.model_copy(
+        update={
+            "loop": LoopCost.model_validate_json(loop),
+            "process_bytes": float(json.loads(process)),
+            "duration_s": calibration.duration_s + time.monotonic() - started,
+        }
+    )
     save(made, out)
     return made
 

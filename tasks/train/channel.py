@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import resource
 import select
 import signal
@@ -25,6 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
@@ -208,9 +210,19 @@ class RankChannel:
 
 
 def usage_of_this_process() -> dict[str, float]:
-    """The process's peak memory, and its CPU time."""
+    """The process's peak memory, and its CPU time.
+
+    The peak is not `ru_maxrss`, which starts at the memory of the process that started this one.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return {"peak_memory_bytes": usage.ru_maxrss * 1024.0, "cpu_s": usage.ru_utime + usage.ru_stime}
+    return {"peak_memory_bytes": _peak_bytes(), "cpu_s": usage.ru_utime + usage.ru_stime}
+
+
+def _peak_bytes() -> float:
+    status = Path("/proc/self/status").read_text()
+    kib = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    assert kib is not None, "the kernel does not state VmHWM"
+    return int(kib[1]) * 1024.0
 
 
 class LauncherChannel:

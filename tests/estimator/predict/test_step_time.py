@@ -216,6 +216,12 @@ def test_process_and_gradient_buffer_are_added_to_the_steps_memory() -> None:
     assert curve.memory_limit_bytes is None
 
 
+def test_a_measured_rank_replaces_the_usual_one() -> None:
+    measured = _calibration().model_copy(update={"process_bytes": 5e8})
+    curve = predict_curve(_structure(), measured, device_type="cpu", cores=1.0)
+    assert curve.process_bytes == 5e8 + curve.kept_bytes
+
+
 def test_a_given_power_overrides_the_datasheet() -> None:
     curve = predict_curve(_structure(), None, device_type="nvidia-t4", power_w=(11.0, 66.0))
     assert (curve.idle_w, curve.load_w) == (11.0, 66.0)
