@@ -1,4 +1,4 @@
-"""The generated part of the manual: every page of `reference/`, by its path below docs/.
+"""The generated part of the manual: pages of `reference/`, pictures; by their path below docs/.
 
     python docs/generator/reference.py FOLDER      writes them to a folder, to look at
 
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import command_pages
+import figures
 import model_pages
 import operator_pages
 import rest_pages
@@ -30,6 +31,8 @@ def pages() -> dict[str, str]:
         "reference/openapi.json": rest_pages.openapi_text(schema),
         "reference/settings.md": setting_pages.setting_page(),
         "reference/exit-codes.md": setting_pages.exit_codes(),
+        "explanation/schedules.svg": figures.schedules(),
+        "explanation/water-filling.svg": figures.water_filling(),
     }
 
 

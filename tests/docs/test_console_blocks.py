@@ -12,7 +12,7 @@ import pytest
 import torch
 from airflow.sdk import DAG, task
 from console_blocks import blocks_of, difference, plain, run_page
-from doc_pages import DOCS, PAGES, example, page_id
+from doc_pages import DOCS, PAGES, README, example, page_id
 
 MARKS = {"", "file", "not run", "exit", "example"}
 SLOW = [
@@ -78,6 +78,11 @@ def test_a_line_is_compared_without_figures_ids_and_widths() -> None:
     one = "run  s3://trainwright/runs/x/20261127T105939Z-8f4038   in 1.2 s, 5,100.25 rows"
     assert plain(one) == "run s3://trainwright/runs/x/ID in 0, 0 rows"
     assert plain(one) != plain(one.replace("rows", "files"))
+
+
+def test_the_tutorials_dag_is_that_of_the_readme_which_a_test_runs() -> None:
+    page = DOCS / "tutorial" / "airflow.md"
+    assert example(page, "foreign DAG") == example(README, "foreign DAG")
 
 
 def test_the_decorators_make_tasks() -> None:
