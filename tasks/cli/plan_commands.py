@@ -1,4 +1,4 @@
-"""Commands to use before a run: validate, plan, pool, pool probe."""
+"""Commands to use before a run: validate, plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trainwright.tasks.cli.options import (
     Json,
     PoolFile,
     Set,
-    print_json,
     print_model,
 )
 
@@ -189,134 +188,3 @@ def _why_late(joint: JointPlan) -> str:
             "together with the others"
         )
     return "; ".join(late)
-
-
-def pool(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="a pool file (default: this machine)")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Show a pool's devices, their daily windows, holders, and the queue.
-
-    `trainwright pool probe` finds the devices of this machine or of hosts, for a pool file.
-    """
-    from trainwright.tasks import units
-    from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.leases.pool_status import pool_document
-    from trainwright.tasks.settings import Settings
-    from trainwright.tasks.spec.pool import load_pool
-
-    document = pool_document(load_pool(file), Settings.from_environment())
-    queue = document["queue"]
-    if as_json:
-        print_json(document)
-        return
-    fractions = any(one["cores"] for one in document["devices"])
-    columns = (
-        "device",
-        "type",
-        *(["cores"] if fractions else []),
-        "host",
-        "held by",
-        "until",
-        "run",
-    )
-    rows = [
-        (
-            str(one["id"]),
-            str(one["type"]),
-            *([f"{one['cores']:g}" if one["cores"] else ""] if fractions else []),
-            str(one["address"]),
-            one["holder"] or ("free" if one["available_now"] else "closed now"),
-            f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
-            one["run"] or "",
-        )
-        for one in document["devices"]
-    ]
-    console.table(f"pool {document['pool']}", columns, rows, right=(2,) if fractions else ())
-    hours = {
-        str(one["host"]): (str(one["address"]), str(one["available"]), _until(one))
-        for one in document["devices"]
-        if one["available"]
-    }
-    if hours:
-        console.table(
-            "daily windows",
-            ("host", "address", "UTC", "now"),
-            [(name, *rest) for name, rest in hours.items()],
-        )
-    if queue:
-        waits = [
-            (
-                str(one["place"]),
-                str(one["holder"]),
-                str(one["priority"]),
-                units.seconds(one["waited_s"]),
-                f"{one['needed']} of {len(one['wanted'])}",
-                str(one["run"]),
-            )
-            for one in queue
-        ]
-        console.table(
-            "queue",
-            ("place", "holder", "priority", "waited", "devices", "run"),
-            waits,
-            right=(0, 2, 3),
-        )
-
-
-def _until(device: dict[str, Any]) -> str:
-    state, change = "open" if device["available_now"] else "closed", device["available_changes_at"]
-    return f"{state} until {change[11:16]}" if change else state
-
-
-def pool_probe(
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="a host to ask by ssh; repeatable (default: this machine)",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="file to write the pool to")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Find devices, and print or write a pool file with them."""
-    import yaml
-
-    from trainwright.estimator.named_file import write_named
-    from trainwright.tasks.cli.output import check_output
-    from trainwright.tasks.cli.pool_probe import probe
-    from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.settings import Settings
-    from trainwright.tasks.spec.pool import is_pool
-
-    if out is not None:
-        check_output(out, "--out", "pool file", is_pool)
-    found = probe(host or [], Settings.from_environment())
-    document = {
-        "name": found.name,
-        "hosts": [
-            {
-                "name": one.name,
-                "address": one.address,
-                "devices": [entry.model_dump(exclude_none=True) for entry in one.devices],
-            }
-            for one in found.hosts
-        ],
-    }
-    text = yaml.safe_dump(document, sort_keys=False)
-    if out is not None:
-        write_named(out, text.encode(), "--out")
-    if as_json:
-        print_json(document)
-    elif out is None:
-        console.out.print(text, markup=False, end="")
-    else:
-        console.err.print(f"saved to {out}")

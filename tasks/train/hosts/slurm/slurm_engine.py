@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable, TrainwrightError
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
 from trainwright.tasks.train.hosts.slurm import slurm_answers, slurm_job
@@ -101,7 +101,11 @@ class SlurmEngine:
                 command, capture_output=True, text=True, timeout=ANSWER_S, check=False
             )
         except FileNotFoundError:
-            raise _unreachable("squeue and srun are not installed on this machine") from None
+            raise NotInstalled(
+                "Slurm: squeue and srun are not installed on this machine; start trainwright on "
+                "one that has them",
+                service="slurm",
+            ) from None
         except subprocess.TimeoutExpired:
             raise _unreachable(f"squeue had no answer in {ANSWER_S:g} s") from None
         if done.returncode != 0:

@@ -1,0 +1,186 @@
+"""Finds the kinds of nodes of a Slurm cluster, for a pool file.
+
+It reads `scontrol show nodes`: nodes that are down, drained or failing are left out, and nodes with
+the same partition, features, GPUs, CPUs and memory are one kind, a host with a count.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable
+from trainwright.tasks.train.hosts.slurm import slurm_answers
+
+TIMEOUT_S = 20.0
+_ABSENT = re.compile(r"DOWN|DRAIN|FAIL|FUTURE|UNKNOWN|NOT_RESPONDING|\*")
+
+
+@dataclass(frozen=True)
+class Node:
+    """What Slurm says about a node."""
+
+    name: str
+    partitions: tuple[str, ...]
+    features: tuple[str, ...]
+    gpus: tuple[tuple[str, int], ...]
+    """Slurm's names of its GPUs, such as gpu or gpu:a100, and their numbers"""
+    cpus: int
+    memory_mib: int
+    state: str
+
+    @property
+    def there(self) -> bool:
+        """Whether it takes jobs, now or when it is free."""
+        return _ABSENT.search(self.state) is None
+
+
+def nodes_of(shown: str) -> list[Node]:
+    """The nodes in the output of `scontrol -o show nodes`: one a line, with FIELD=VALUE."""
+    found = []
+    for line in shown.splitlines():
+        fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+        if "NodeName" in fields:
+            reserved = int(fields.get("MemSpecLimit", "0"))
+            found.append(
+                Node(
+                    name=fields["NodeName"],
+                    partitions=_listed(fields.get("Partitions", "")),
+                    features=_listed(fields.get("ActiveFeatures", "")),
+                    gpus=_gpus(fields.get("Gres", "")),
+                    cpus=int(fields["CPUEfctv" if "CPUEfctv" in fields else "CPUTot"]),
+                    memory_mib=int(fields["RealMemory"]) - reserved,
+                    state=fields["State"],
+                )
+            )
+    return found
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return () if text in ("", "(null)") else tuple(text.split(","))
+
+
+def _gpus(gres: str) -> tuple[tuple[str, int], ...]:
+    """`gpu:a100:8(S:0-1),nic:2` -> gpu:a100, 8."""
+    found = re.findall(r"(gpu(?::[A-Za-z][\w.-]*)?):(\d+)(?:\(S:[^)]*\))?(?:,|$)", gres)
+    return tuple((name, int(count)) for name, count in found)
+
+
+def pool_document(nodes: Iterable[Node], default: str, partition: str | None) -> dict[str, Any]:
+    """The pool file of these nodes; those of `partition`, if it is given.
+
+    Raises BadInput if none takes jobs.
+    """
+    every = list(nodes)
+    wanted = [node for node in every if partition is None or partition in node.partitions]
+    kinds = Counter(
+        (_partition(node, default, partition), node.features, node.gpus, node.cpus, node.memory_mib)
+        for node in wanted
+        if node.there and node.partitions
+    )
+    hosts: list[dict[str, Any]] = []
+    for (where, features, gpus, cpus, memory_mib), count in kinds.items():
+        devices, options = _devices(features, gpus, cpus)
+        if not devices:
+            continue
+        if where is not None and partition is None:
+            options["partition"] = where
+        if features:
+            options["constraint"] = "&".join(features)
+        one = {"name": _name(devices[0], {host["name"] for host in hosts}), "count": count}
+        one |= {"devices": devices, "memory": f"{memory_mib}MiB"}
+        hosts.append(one | ({"slurm": options} if options else {}))
+    if not hosts:
+        there = sorted({name for node in every for name in node.partitions})
+        raise BadInput(
+            f"--partition: got {partition or 'none'}; no node of it that takes jobs has known "
+            f"devices; allowed: {', '.join(there) or 'a partition with nodes'}"
+        )
+    chosen = {"slurm": {"partition": partition}} if partition is not None else {}
+    return {"name": "probed", "engine": "slurm", **chosen, "hosts": hosts}
+
+
+def _partition(node: Node, default: str, given: str | None) -> str | None:
+    """The partition to ask for; None: the one that counts without asking."""
+    if given is not None or default in node.partitions:
+        return given
+    return next(iter(node.partitions), None)
+
+
+def _devices(
+    features: tuple[str, ...], gpus: tuple[tuple[str, int], ...], cpus: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A kind's devices, and the options of its jobs. The CPUs of a node with GPUs serve these."""
+    if not gpus:
+        return [{"type": "cpu", "cores": float(cpus)}], {}
+    known = {name: _type_of(name, features) for name, _ in gpus}
+    name, count = gpus[0]
+    if len(gpus) > 1 or known[name] is None:
+        said = ", ".join(f"{one}:{number}" for one, number in gpus)
+        progress.emit("notice", message=f"nodes with {said}: not one known device type; left out")
+        return [], {}
+    options: dict[str, Any] = {"cpus_per_gpu": max(1, cpus // count)}
+    if name != "gpu":
+        options["gres"] = name
+    return [{"type": known[name], "count": count}], options
+
+
+def _type_of(gres: str, features: tuple[str, ...]) -> str | None:
+    """The device type that the GPUs' name, or a feature, names; the smaller one if two do."""
+    for text in (gres, *features):
+        words = set(re.split(r"[^a-z0-9]+", text.lower().replace("rtx_", "rtx")))
+        alike = [
+            one
+            for name, one in DEVICE_TYPES.items()
+            if name.count("-") and name.split("-")[1] in words and one.memory_bytes
+        ]
+        exact = [one for one in alike if set(one.name.split("-")[2:]) <= words]
+        if exact or alike:
+            least = min(exact or alike, key=lambda one: one.memory_bytes or 0.0)
+            if not exact and len(alike) > 1:
+                others = ", ".join(one.name for one in alike)
+                message = f"GPUs {text} may be {others}; {least.name} is assumed"
+                progress.emit("notice", message=message)
+            return least.name
+    return None
+
+
+def _name(device: dict[str, Any], used: set[str]) -> str:
+    kind = device["type"].removeprefix("nvidia-").removeprefix("amd-")
+    plain = f"{kind}{int(device['cores'])}" if "cores" in device else kind
+    numbered = (f"{plain}-kind{number}" for number in range(2, 10_000))
+    return next(one for one in (plain, *numbered) if one not in used)
+
+
+def probe_slurm(partition: str | None) -> dict[str, Any]:
+    """The pool file of the cluster that this machine's Slurm commands reach.
+
+    Raises BadInput, ServiceUnreachable.
+    """
+    default = re.search(r"^(\S+)\*$", _said("sinfo", "--noheader", "--format=%P"), re.MULTILINE)
+    nodes = nodes_of(_said("scontrol", "--oneliner", "show", "nodes"))
+    return pool_document(nodes, default[1] if default else "", partition)
+
+
+def _said(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise NotInstalled(
+            f"--slurm: {command[0]} is not installed on this machine", service="slurm"
+        ) from None
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {TIMEOUT_S:g} s"
+        raise ServiceUnreachable(f"Slurm: {command[0]}: {why}", service="slurm") from None
+    if done.returncode != 0:
+        why = slurm_answers.why(done.stderr) or f"exit code {done.returncode}"
+        raise ServiceUnreachable(f"Slurm: {command[0]}: {why}", service="slurm")
+    return done.stdout
