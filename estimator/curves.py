@@ -21,9 +21,9 @@ Mode = Literal["calibrated", "few-shot", "datasheet"]
 class Interval(FrozenModel):
     """A prediction with its 90 % interval, low <= median <= high."""
 
-    median: float
-    low: float
-    high: float
+    median: float = Field(description="half of the values are below")
+    low: float = Field(description="5 % of the values are below")
+    high: float = Field(description="5 % of the values are above")
 
     def __mul__(self, factor: float) -> Interval:
         """The interval of a quantity `factor` (>= 0) times as large."""
@@ -33,8 +33,8 @@ class Interval(FrozenModel):
 class Affine(FrozenModel):
     """fixed + per_sample · batch size."""
 
-    fixed: float
-    per_sample: float
+    fixed: float = Field(description="at a batch of zero")
+    per_sample: float = Field(description="for each sample more")
 
     def __call__(self, batch_size: float) -> float:
         return self.fixed + self.per_sample * batch_size
@@ -47,8 +47,12 @@ class Knots(FrozenModel):
     never takes less time per sample.
     """
 
-    sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(min_length=2)
-    values: tuple[Annotated[float, Field(ge=0)], ...]
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(
+        min_length=2, description="batch sizes"
+    )
+    values: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        description="at these sizes; straight between them"
+    )
 
     @model_validator(mode="after")
     def _a_value_at_each_size(self) -> Knots:
@@ -88,8 +92,8 @@ class Basis(FrozenModel):
         description="shares of the predicted step time, by family of operations"
     )
     calibration: str = Field(description="the calibration's sha256")
-    processor: str
-    torch: str
+    processor: str = Field(description="on which it was measured")
+    torch: str = Field(description="version with which it was measured")
 
 
 class LayerCost(FrozenModel):
@@ -98,7 +102,7 @@ class LayerCost(FrozenModel):
     In proportion to those of the other layers: `DeviceCurve.layer_seconds` scales them.
     """
 
-    name: str
+    name: str = Field(description="of the layer")
     forward: Affine
     input_gradient: Affine
     weight_gradient: Affine
@@ -125,9 +129,9 @@ class DeviceCurve(FrozenModel):
     checkpoints. `device_memory_bytes` is all of it, to compare with the device's memory.
     """
 
-    device_type: str
-    cores: float | None = None
-    speed: float | None = None
+    device_type: str = Field(description="of the device")
+    cores: float | None = Field(default=None, description="of a CPU device")
+    speed: float | None = Field(default=None, description="of an emulated device")
     local: bool | None = Field(
         default=None,
         description="for devices that use their host's memory: whether the host is this machine; "
@@ -136,7 +140,7 @@ class DeviceCurve(FrozenModel):
     host_memory_bytes: float | None = Field(
         default=None, description="stated memory of the host, if the device uses it"
     )
-    mode: Mode
+    mode: Mode = Field(description="calibrated, few-shot or datasheet")
     coverage: float = Field(
         ge=0, le=1, description="share of the step's cost in operations seen in calibration"
     )
@@ -150,8 +154,8 @@ class DeviceCurve(FrozenModel):
         description="the part of `step_time_s` that the training loop adds to the model's step; "
         "None: not included",
     )
-    low_factor: float
-    high_factor: float
+    low_factor: float = Field(description="low end of the interval over the median")
+    high_factor: float = Field(description="high end of the interval over the median")
     peak_memory_bytes: Affine
     memory_knots: Knots | None = None
     safe_memory_knots: Knots | None = None
@@ -174,12 +178,14 @@ class DeviceCurve(FrozenModel):
         ge=0,
         description="the largest batch known to fit, after such a device ran out of memory",
     )
-    idle_w: float | None = None
-    load_w: float | None = None
+    idle_w: float | None = Field(default=None, description="power while it waits")
+    load_w: float | None = Field(default=None, description="power while it computes")
     power_spread: float = Field(
         default=0.0, ge=0, description="relative half width of the 90 % interval of the power"
     )
-    energy_source: Literal["measured", "datasheet"] | None = None
+    energy_source: Literal["measured", "datasheet"] | None = Field(
+        default=None, description="measured, or datasheet"
+    )
     notes: tuple[str, ...] = Field(default=(), description="notes for users about this prediction")
     basis: Basis | None = Field(default=None, description="None: not from a calibration")
     learned_from: int = Field(default=0, description="number of finished runs that corrected it")

@@ -53,7 +53,7 @@ class Lifetimes(FrozenModel):
 
     sizes: tuple[Affine, ...]
     start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
-    step: tuple[int, ...]
+    step: tuple[int, ...] = Field(description="each later step")
     graphs: tuple[tuple[int, int, int], ...] | None = Field(
         default=None,
         description="for each micro-batch the places, counted from the start, where autograd's "

@@ -28,9 +28,9 @@ class Module(FrozenModel):
     The shape is empty if the module did not run or returned no tensor.
     """
 
-    name: str
-    kind: str
-    output_shape: tuple[int, ...]
+    name: str = Field(description="of the module")
+    kind: str = Field(description="class of the module")
+    output_shape: tuple[int, ...] = Field(description="at the traced batch")
 
 
 class Layer(FrozenModel):
@@ -40,11 +40,11 @@ class Layer(FrozenModel):
     all layers add up to the model's.
     """
 
-    name: str
-    kind: str
-    output_shape: tuple[int, ...]
-    parameters: int
-    forward_flops: float
+    name: str = Field(description="of the module")
+    kind: str = Field(description="class of the module")
+    output_shape: tuple[int, ...] = Field(description="at the traced batch")
+    parameters: int = Field(description="numbers of its own")
+    forward_flops: float = Field(description="of the traced batch")
 
 
 class DenseProduct(FrozenModel):
@@ -56,9 +56,9 @@ class DenseProduct(FrozenModel):
     kind: Literal["linear", "pointwise", "embedding"] = Field(
         description="pointwise: a convolution of 1 × 1; embedding: picks rows of a table"
     )
-    rows_per_sample: float
-    inputs: int
-    outputs: int
+    rows_per_sample: float = Field(description="rows that one sample gives")
+    inputs: int = Field(description="columns of the weight")
+    outputs: int = Field(description="rows of the weight")
 
 
 class LayerFacts(FrozenModel):
@@ -67,13 +67,13 @@ class LayerFacts(FrozenModel):
     Its code computes something itself; the last one of a model is the loss.
     """
 
-    name: str
-    kind: str
+    name: str = Field(description="of the layer")
+    kind: str = Field(description="class of the module")
     parameters: dict[str, int] = Field(
         default_factory=dict,
         description="elements of each trained parameter that it is the first to use",
     )
-    parameter_bytes: float = 0.0
+    parameter_bytes: float = Field(default=0.0, description="of its own parameters")
     shared: bool = Field(
         default=False, description="whether another layer uses one of these parameters too"
     )
@@ -96,9 +96,9 @@ class LayerWork(LayerFacts):
     to this layer and phase (a fraction, if one call does two things).
     """
 
-    forward: Calls = ()
-    input_gradient: Calls = ()
-    weight_gradient: Calls = ()
+    forward: Calls = Field(default=(), description="work of the forward pass")
+    input_gradient: Calls = Field(default=(), description="work of the gradient of its inputs")
+    weight_gradient: Calls = Field(default=(), description="work of the gradient of its weights")
 
     def facts(self) -> LayerFacts:
         """The layer without its operations."""
@@ -151,8 +151,8 @@ class Operation(FrozenModel):
     family: str = Field(
         description="the family for calibration: conv, conv_backward, matmul, elementwise …"
     )
-    dtype: str = "float32"
-    count: int = Field(ge=0, le=10**9)
+    dtype: str = Field(default="float32", description="type of its numbers")
+    count: int = Field(ge=0, le=10**9, description="how often it occurs in a step")
     flops: Affine
     bytes: Affine = Field(description="bytes of its arguments and results")
     dims: dict[str, Affine] = Field(
@@ -209,15 +209,17 @@ class Structure(FrozenModel):
     """structure.json"""
 
     FILE: ClassVar[str] = "structure.json"
-    schema_version: int = 2
+    schema_version: int = Field(default=2, description="version of the file's form")
     torch: str | None = Field(default=None, description="version of torch that traced it")
-    batch_size: int = Field(ge=1)
-    optimizer: str
-    precision: Precision
+    batch_size: int = Field(ge=1, description="samples of the traced step")
+    optimizer: str = Field(description="whose state and updates are in it")
+    precision: Precision = Field(description="of parameters and arithmetic")
     accumulation: int = Field(default=1, ge=1, description="micro-batches in a step")
-    method: Literal["fake tensors", "real step"]
-    parameters: int
-    parameter_bytes: int
+    method: Literal["fake tensors", "real step"] = Field(
+        description="how the step was read: with fake tensors, or by real steps of tiny batches"
+    )
+    parameters: int = Field(description="numbers in the model")
+    parameter_bytes: int = Field(description="of all parameters")
     parameter_tensors: int | None = Field(
         default=None, description="trained parameters; None: not counted"
     )

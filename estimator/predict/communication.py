@@ -39,9 +39,9 @@ class Link(FrozenModel):
     t / (1 + spread) to t · (1 + spread).
     """
 
-    bandwidth_bytes_per_s: float = Field(gt=0)
-    latency_s: float = Field(ge=0)
-    spread: float = Field(ge=0)
+    bandwidth_bytes_per_s: float = Field(gt=0, description="of one direction")
+    latency_s: float = Field(ge=0, description="of a message")
+    spread: float = Field(ge=0, description="relative half width of the 90 % interval")
 
     def time(self, messages: float, volume_bytes: float) -> Interval:
         """Seconds for a sequence of messages with this total volume: messages · α + volume / β."""

@@ -25,12 +25,12 @@ class PowerDraw(FrozenModel):
     p / (1 + spread) to p · (1 + spread).
     """
 
-    idle_w: float = Field(ge=0)
-    load_w: float = Field(ge=0)
+    idle_w: float = Field(ge=0, description="while it waits")
+    load_w: float = Field(ge=0, description="while it computes")
     source: Literal["nvml", "rapl", "measured", "datasheet"] = Field(
         description="`measured`: if it is from a meter"
     )
-    spread: float = Field(default=0.0, ge=0)
+    spread: float = Field(default=0.0, ge=0, description="relative half width of the 90 % interval")
 
     @property
     def energy_source(self) -> Literal["measured", "datasheet"]:

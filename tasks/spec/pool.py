@@ -402,13 +402,13 @@ class Variant(NamedTuple):
 class Device(Document):
     """One device of a pool. `index` counts the devices of its type on its host."""
 
-    id: str
-    type: str
-    host: str
-    address: str
-    index: int
-    cores: float | None = None
-    speed: float | None = None
+    id: str = Field(description="host/type-number")
+    type: str = Field(description="a known device type")
+    host: str = Field(description="name of the host")
+    address: str = Field(description="of the host")
+    index: int = Field(description="number among the like devices of the host")
+    cores: float | None = Field(default=None, description="of a CPU device")
+    speed: float | None = Field(default=None, description="of an emulated device")
     host_memory_bytes: float | None = Field(
         default=None, description="stated memory of the host, if the device uses it"
     )

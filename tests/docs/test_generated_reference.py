@@ -22,7 +22,18 @@ def pages() -> dict[str, str]:
     return reference.pages()
 
 
-@pytest.mark.parametrize("name", ["job", "pool", "commands", "rest", "settings", "exit-codes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "job",
+        "pool",
+        "artefacts",
+        "commands",
+        "rest",
+        "settings",
+        "exit-codes",
+    ],
+)
 def test_every_row_of_the_reference_has_a_meaning(pages: dict[str, str], name: str) -> None:
     rows = re.findall(r"^\| (?!---)(.+) \|$", pages[f"reference/{name}.md"], re.MULTILINE)
     assert rows

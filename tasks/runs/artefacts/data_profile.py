@@ -31,24 +31,24 @@ class Numbers(Value):
     `shift` bits. Numbers with the same key are in one bin.
     """
 
-    shift: int
+    shift: int = Field(description="subtracted before the moments are computed")
     keys: list[int] = Field(description="of the bins that hold a number, rising")
-    counts: list[int]
-    mean: float
+    counts: list[int] = Field(description="values in each bin")
+    mean: float = Field(description="of the values that are there")
     deviation: float = Field(description="standard deviation")
 
 
 class Categories(Value):
     """The most frequent values of a column, as text, with their counts."""
 
-    counts: dict[str, int]
+    counts: dict[str, int] = Field(description="rows of each value")
     rest: int = Field(default=0, description="rows with any other value")
 
 
 class ColumnProfile(Value):
     """A column; `numbers` and `categories` are both None for other kinds of values."""
 
-    rows: int
+    rows: int = Field(description="rows that were profiled")
     nulls: int = Field(description="rows without a value, or with NaN or an infinite number")
     numbers: Numbers | None = None
     categories: Categories | None = None
@@ -66,8 +66,8 @@ class ColumnProfile(Value):
 class DataProfile(Value):
     """The columns of a data set, the target among them, by name."""
 
-    rows: int
-    target: str
+    rows: int = Field(description="rows that were profiled")
+    target: str = Field(description="name of the target")
     columns: dict[str, ColumnProfile]
     noise_factors: dict[Statistic, float] = Field(
         default_factory=dict,
@@ -80,9 +80,9 @@ class Histogram(Value):
     """Shares of the rows by bar: equally wide ones of numbers, or one for each category."""
 
     ordered: bool = Field(description="of numbers: the first and the last bar have labels")
-    labels: list[str]
-    now: list[float]
-    reference: list[float]
+    labels: list[str] = Field(description="of the bars")
+    now: list[float] = Field(description="share of each bar in this data")
+    reference: list[float] = Field(description="share of each bar in the reference")
 
 
 class ColumnDrift(Value):
@@ -91,13 +91,13 @@ class ColumnDrift(Value):
     `statistic` is the one that is largest relative to its threshold.
     """
 
-    column: str
-    drifted: bool
-    statistic: Statistic
-    value: float
-    threshold: float
-    values: dict[Statistic, float]
-    thresholds: dict[Statistic, float]
+    column: str = Field(description="its name, or the target's")
+    drifted: bool = Field(description="whether a figure is above its threshold")
+    statistic: Statistic = Field(description="the figure that exceeds its threshold most")
+    value: float = Field(description="of that figure")
+    threshold: float = Field(description="of that figure")
+    values: dict[Statistic, float] = Field(description="all figures, by name")
+    thresholds: dict[Statistic, float] = Field(description="of all figures, by name")
     new: list[str] = Field(default_factory=list, description="categories; the most frequent")
     lost: list[str] = Field(default_factory=list, description="categories; the most frequent")
     histogram: Histogram | None = Field(default=None, description="of a column that drifted")

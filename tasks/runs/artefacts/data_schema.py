@@ -14,8 +14,10 @@ from trainwright.tasks.spec.data_spec import Task
 class Column(Value):
     """A column of the data that a model gets, or an input made of several of them."""
 
-    name: str
-    kind: Literal["number", "category", "text", "image", "time", "series"]
+    name: str = Field(description="as in the table")
+    kind: Literal["number", "category", "text", "image", "time", "series"] = Field(
+        description="what the column holds"
+    )
     missing: int = Field(default=0, description="rows without a value")
     vocabulary: int = Field(
         default=0,
@@ -27,24 +29,24 @@ class Column(Value):
 class TimeStamps(Value):
     """The time stamps of series. Their step is one of microseconds or of calendar months."""
 
-    zone: str | None = None
-    step_us: int = 0
-    step_months: int = 0
+    zone: str | None = Field(default=None, description="time zone of the stamps; None: none")
+    step_us: int = Field(default=0, description="step in microseconds; None: it is in months")
+    step_months: int = Field(default=0, description="step in months; None: it is in time")
 
 
 class DataSchema(Value):
     """The data as a model sees it. Shapes are of one sample, without the batch dimension."""
 
-    task: Task
-    rows: int
-    train_rows: int
-    validation_rows: int
+    task: Task = Field(description="the kind of learning task, given or inferred")
+    rows: int = Field(description="of the data")
+    train_rows: int = Field(description="rows or windows to train on")
+    validation_rows: int = Field(description="rows or windows that are held out")
     inputs: dict[str, tuple[int, ...]] = Field(
         description="shape by input; a single input is called `inputs`"
     )
-    input_dtypes: dict[str, str]
-    target: str
-    target_dtype: str
+    input_dtypes: dict[str, str] = Field(description="type of each input")
+    target: str = Field(description="name of the target")
+    target_dtype: str = Field(description="type of the target")
     target_shape: tuple[int, ...] = Field(
         default=(), description="(): one class or number a sample; (24,): 24 numbers"
     )

@@ -18,7 +18,9 @@ class Estimate(Artefact):
     """estimate.json: one curve for each kind of device in the pool."""
 
     FILE: ClassVar[str] = "estimate.json"
-    mode: Mode
+    mode: Mode = Field(
+        description="calibrated, few-shot or datasheet: the least sure one of its curves"
+    )
     curves: list[DeviceCurve]
     learned_from: int = Field(
         default=0, description="number of finished runs that corrected the curves; the highest"

@@ -22,7 +22,7 @@ class Exports(Artefact):
     """export/exports.json: which kinds the step `export` made, as the job asks."""
 
     FILE: ClassVar[str] = f"{EXPORT_FOLDER}exports.json"
-    kinds: list[ExportKind]
+    kinds: list[ExportKind] = Field(description="that were written")
 
 
 class MetricPair(Value):
@@ -35,21 +35,21 @@ class MetricPair(Value):
 class RowDifferences(Value):
     """How far a model's numbers are off for a row, in standard deviations of the targets."""
 
-    median: float
-    largest: float
+    median: float = Field(description="of all rows")
+    largest: float = Field(description="of all rows")
 
 
 class SizePair(Value):
     """Sizes of two files, in bytes."""
 
     float: int = Field(description="of the float ONNX model")
-    exported: int
+    exported: int = Field(description="bytes of the exported model")
 
 
 class CallTime(Value):
     """Seconds of one call, over interleaved rounds."""
 
-    median: float
+    median: float = Field(description="seconds of a call")
     low: float = Field(description="5th percentile")
     high: float = Field(description="95th percentile")
 
@@ -57,8 +57,8 @@ class CallTime(Value):
 class LatencyPair(Value):
     """Latencies of two models, measured in turn in one process with one thread."""
 
-    batch_size: int
-    rounds: int
+    batch_size: int = Field(description="rows of a call")
+    rounds: int = Field(description="calls that were timed")
     float: CallTime = Field(description="of the float ONNX model; for `onnx`: of torch")
     exported: CallTime
 
@@ -66,16 +66,16 @@ class LatencyPair(Value):
 class ExportInput(Value):
     """An input or output of an ONNX model. A dimension that may vary has a name."""
 
-    name: str
-    dtype: str
-    shape: list[int | str]
+    name: str = Field(description="as the exported model has it")
+    dtype: str = Field(description="type of its numbers")
+    shape: list[int | str] = Field(description="of one row, or with the batch first")
 
 
 class CircuitCells(Value):
     """What a circuit takes of one kind of FPGA, predicted and after synthesis."""
 
     family: str = Field(description="such as ice40 or ecp5")
-    style: Literal["pipelined", "sequential"]
+    style: Literal["pipelined", "sequential"] = Field(description="pipelined, or sequential")
     device: str | None = Field(default=None, description="the FPGA it was placed on")
     predicted: int | None = Field(
         default=None, description="lookup tables with four inputs, before synthesis"
@@ -99,11 +99,11 @@ class ExportReport(Artefact):
     """report.json of an export."""
 
     FILE: ClassVar[str] = "report.json"
-    kind: ExportKind
-    run: str
+    kind: ExportKind = Field(description="the form: onnx, onnx-int8 or rtl")
+    run: str = Field(description="URI of the run whose model it is")
     data_sha256: str = Field(description="fingerprint of the data")
     files: list[str] = Field(description="in the export's folder")
-    metric: str
+    metric: str = Field(description="the metric by which the exported model is judged")
     metrics: MetricPair
     agreement: float = Field(
         description="share of validation rows with the same decision: the same class, or numbers "
@@ -135,7 +135,9 @@ class ExportReport(Artefact):
     fine_tuned: bool = Field(
         default=False, description="onnx-int8: whether the model was trained again"
     )
-    notes: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(
+        default_factory=list, description="what a user should know, a sentence each"
+    )
     vectors: int | None = Field(default=None, description="rtl: simulated input vectors")
     mismatches: int | None = Field(
         default=None, description="rtl: outputs that differ from the integer model"
@@ -153,7 +155,9 @@ class ExportReport(Artefact):
         default=None,
         description="rtl: of one inference by the circuit that takes least, estimated",
     )
-    energy_source: str | None = None
+    energy_source: str | None = Field(
+        default=None, description="where the energy of an inference comes from"
+    )
     phases_s: dict[str, float] = Field(
         default_factory=dict, description="rtl: seconds of each part of the work"
     )

@@ -55,7 +55,7 @@ class Pipeline(Value):
 class Layout(Value):
     """How a step is divided among devices."""
 
-    name: LayoutName = DATA_PARALLEL
+    name: LayoutName = Field(default=DATA_PARALLEL, description="a word for people")
     pipelines: list[Pipeline]
     schedule: StageSchedule = Field(
         default="1f1b",

@@ -20,7 +20,7 @@ from trainwright.tasks.spec.pool import Device
 class StepShares(Value):
     """What a device does during a step, as shares of the predicted step time; together 1."""
 
-    compute: float
+    compute: float = Field(description="for its own work")
     wait: float = Field(
         description="for slower devices; of a stage: for other stages, messages and sums"
     )
@@ -31,7 +31,7 @@ class PlannedDevice(Device):
     """A device of the plan, with its share of each step."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-    batch_size: int
+    batch_size: int = Field(description="its samples of a step")
     most_batch_size: int | None = Field(
         default=None,
         description="samples that its memory can hold, beside the other ranks; None: not known",
@@ -42,7 +42,7 @@ class PlannedDevice(Device):
         description="the part of the step time that training adds to the model's own step; "
         "None: not included",
     )
-    peak_memory_bytes: float
+    peak_memory_bytes: float = Field(description="bound on what the rank needs")
     memory_bytes: Affine | None = Field(
         default=None, description="the rank's memory as a function of its batch size, if known"
     )
@@ -90,17 +90,17 @@ class MachineLinks(Value):
 class NotExceeded(Value):
     """Upper bounds at the job's confidence; the deadline and budget apply to these."""
 
-    confidence: float
-    duration_s: float
+    confidence: float = Field(description="probability with which the values are not exceeded")
+    duration_s: float = Field(description="of the training")
     cost: float | None = Field(description="in the pool's currency")
 
 
 class LayerGroup(Value):
     """Layers that the layout treats alike, for one reason."""
 
-    layers: list[str]
+    layers: list[str] = Field(description="names of the layers")
     kinds: list[str] = Field(description="the modules' classes")
-    sync: Sync
+    sync: Sync = Field(description="how their copies are kept equal")
     sent_bytes: float = Field(description="that a device sends for them in a step, at most")
     why: str = Field(description="the reason, with the bytes of the other ways if these differ")
 
@@ -113,11 +113,11 @@ class Alternative(Value):
         default="", description="the layout, for people, if it is another than the plan's"
     )
     devices: dict[str, int] = Field(description="number of devices by kind")
-    global_batch_size: int
-    accumulation: int = 1
+    global_batch_size: int = Field(description="samples of a step")
+    accumulation: int = Field(default=1, description="micro-batches of a step")
     predicted: Prediction | None = None
-    feasible: bool
-    reason: str
+    feasible: bool = Field(description="whether it keeps all limits")
+    reason: str = Field(description="why it lost")
 
 
 class FrontPoint(Value):
@@ -127,8 +127,8 @@ class FrontPoint(Value):
     energy: float | None = Field(description="J")
     cost: float | None = Field(description="in the pool's currency")
     devices: dict[str, int] = Field(description="number of devices by kind")
-    global_batch_size: int
-    accumulation: int = 1
+    global_batch_size: int = Field(description="samples of a step")
+    accumulation: int = Field(default=1, description="micro-batches of a step")
     layout: LayoutName = Field(default=DATA_PARALLEL, description="how it divides a step")
     feasible: bool = Field(description="within the job's limits at its confidence")
     chosen: bool = Field(default=False, description="the plan itself")
@@ -145,7 +145,7 @@ class SearchedChoices(Value):
         description="choices of devices; devices that do not differ, apart from their names, count "
         "as one; None: more than 10^15"
     )
-    global_batch_sizes: list[int]
+    global_batch_sizes: list[int] = Field(description="that were compared")
     most_micro_batches: int = Field(
         description="of data parallel plans: per step, at the plan's global batch; more would be "
         "slower"
@@ -161,9 +161,9 @@ class SearchedChoices(Value):
 class HeldDevice(Value):
     """A device that another run holds."""
 
-    id: str
-    holder: str
-    run: str
+    id: str = Field(description="of the device")
+    holder: str = Field(description="process that has it")
+    run: str = Field(description="for which it has it")
     until: str = Field(description="end of the lease unless it is renewed, ISO 8601, UTC")
 
 
@@ -178,13 +178,15 @@ class Plan(Artefact):
     """plan.json. Objectives are compared by medians; limits hold at the job's confidence."""
 
     FILE: ClassVar[str] = "plan.json"
-    feasible: bool
-    objective: Literal["energy", "cost", "time"]
+    feasible: bool = Field(description="whether a configuration keeps all limits")
+    objective: Literal["energy", "cost", "time"] = Field(description="what is least")
     devices: list[PlannedDevice]
-    global_batch_size: int
-    steps_per_epoch: int
-    epochs: int
-    strategy: dict[str, Any]
+    global_batch_size: int = Field(description="samples of a step, over all devices")
+    steps_per_epoch: int = Field(description="steps in a pass over the training rows")
+    epochs: int = Field(description="passes over the training rows")
+    strategy: dict[str, Any] = Field(
+        description="name of the strategy that made it, and its choices"
+    )
     links: dict[str, MachineLinks] = Field(
         default_factory=dict, description="that the prediction assumes, by machine of the devices"
     )
@@ -215,7 +217,9 @@ class Plan(Artefact):
     not_exceeded: NotExceeded | None = Field(
         default=None, description="the values to which the limits apply"
     )
-    deadline_s: float | None
+    deadline_s: float | None = Field(
+        description="from the lease to the end of training; None: none"
+    )
     budget: float | None = Field(default=None, description="in the pool's currency")
     binding: str | None = Field(default=None, description="if infeasible: the limit that binds")
     nearest: dict[str, float] = Field(

@@ -18,14 +18,14 @@ class Candidate(Value):
     """A model for the data: a template in one size."""
 
     name: str = Field(description="template and size")
-    template: str
-    size: str
+    template: str = Field(description="the family of models")
+    size: str = Field(description="small, medium or large")
     config: dict[str, Scalar] = Field(description="arguments of build_model, its defaults")
     recipe: dict[str, Any] = Field(
         description="fields of the job, by dotted name, with which it is trained unless the user "
         "set them"
     )
-    parameters: int
+    parameters: int = Field(description="numbers in the model")
     predicted_metric: Interval | None = Field(
         description="on the validation rows, with its 80 % interval; None: no benchmark compares"
     )
@@ -39,7 +39,7 @@ class Candidate(Value):
     least_deadline_s: float | None = Field(
         default=None, description="the nearest feasible deadline, if no plan keeps the job's"
     )
-    why: str
+    why: str = Field(description="the reason for its place")
 
 
 class BoostedTrees(Value):
@@ -51,14 +51,14 @@ class BoostedTrees(Value):
     train_rows: int | None = Field(
         default=None, description="all training rows; None: of an earlier release"
     )
-    duration_s: float
+    duration_s: float = Field(description="of their training")
 
 
 class Recommendation(Artefact):
     """recommendation.json"""
 
     FILE: ClassVar[str] = "recommendation.json"
-    task: Task
+    task: Task = Field(description="the kind of learning task")
     metric: Metric | None = Field(
         default=None, description="the metric of the predictions; None: the task has none"
     )
@@ -80,5 +80,9 @@ class Recommendation(Artefact):
     reference: BoostedTrees | None = Field(
         default=None, description="None: the data is no table, or has very many classes"
     )
-    notes: list[str] = Field(default_factory=list)
-    origin: Literal["given", "recommended"] = "recommended"
+    notes: list[str] = Field(
+        default_factory=list, description="what a user should know, a sentence each"
+    )
+    origin: Literal["given", "recommended"] = Field(
+        default="recommended", description="who chose the model"
+    )

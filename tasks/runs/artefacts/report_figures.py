@@ -13,15 +13,15 @@ class Report(Artefact):
     """report/report.json: the numbers behind report/report.html."""
 
     FILE: ClassVar[str] = "report/report.json"
-    html: str = "report/report.html"
-    run: str
-    runs_compared: int
+    html: str = Field(default="report/report.html", description="file of the report")
+    run: str = Field(description="URI of the run")
+    runs_compared: int = Field(description="URIs of the earlier runs")
     engine: str = Field(
         description="the engine that computed the numbers: dask, or pandas if asked for"
     )
     epochs: list[dict[str, float | None]] = Field(description="loss and metrics by epoch")
-    predicted_and_measured: list[dict[str, Any]]
-    devices: list[dict[str, Any]]
+    predicted_and_measured: list[dict[str, Any]] = Field(description="by quantity")
+    devices: list[dict[str, Any]] = Field(description="figures by device")
     history: list[dict[str, Any]] = Field(
         description="this run, then its job's earlier runs, then other jobs'; newest first"
     )

@@ -16,28 +16,30 @@ class Status(Artefact):
     """status.json: the run's progress. It changes after sealing, so the manifest omits it."""
 
     FILE: ClassVar[str] = "status.json"
-    state: RunState
+    state: RunState = Field(description="what users see; `trainwright runs` lists it")
     step: str | None = Field(
         default=None, description="the running step, or the one in which the run ended"
     )
-    holder: str
-    started_at: str
-    updated_at: str
+    holder: str = Field(description="the process that has the run, or had it last")
+    started_at: str = Field(description="UTC")
+    updated_at: str = Field(description="UTC")
     steps: dict[str, float] = Field(default_factory=dict, description="seconds by finished step")
-    error: dict[str, Any] | None = None
+    error: dict[str, Any] | None = Field(
+        default=None, description="why it failed: kind, message and details"
+    )
 
 
 class SealedFile(Value):
     """A file of a manifest."""
 
-    size: int
-    sha256: str
+    size: int = Field(description="bytes")
+    sha256: str = Field(description="of the content")
 
 
 class Manifest(Artefact):
     """manifest.json: seals the run; written once, last."""
 
     FILE: ClassVar[str] = "manifest.json"
-    run: str
-    sealed_at: str
+    run: str = Field(description="URI of the run")
+    sealed_at: str = Field(description="UTC")
     files: dict[str, SealedFile]

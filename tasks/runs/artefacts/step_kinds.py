@@ -23,19 +23,19 @@ SentKind = Literal["sum", "transfer"]
 class MeasuredPass(Value):
     """A stage's pass over a micro-batch in one step."""
 
-    kind: PassKind
-    micro_batch: int
+    kind: PassKind = Field(description="forward, backward or a gradient")
+    micro_batch: int = Field(description="its number")
     begin_s: float = Field(description="since the rank's step began; after what it waited for")
-    end_s: float
+    end_s: float = Field(description="since the step began")
 
 
 class StepByKind(Value):
     """What a device does in a step: seconds and bytes by kind of action. Together they are it."""
 
     device: str = Field(description="the device's id")
-    compute_s: dict[ComputeKind, float]
-    wait_s: dict[WaitKind, float]
-    sent_bytes: dict[SentKind, float]
+    compute_s: dict[ComputeKind, float] = Field(description="seconds of computing, by kind")
+    wait_s: dict[WaitKind, float] = Field(description="seconds of waiting, by kind")
+    sent_bytes: dict[SentKind, float] = Field(description="bytes sent, by kind")
     passes: list[MeasuredPass] = Field(
         default_factory=list,
         description="of a stage of a pipeline: those of the latest whole step, as measured",

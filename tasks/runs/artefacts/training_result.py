@@ -41,9 +41,9 @@ class SplitEvent(Value):
     layout's interval.
     """
 
-    step: int
+    step: int = Field(description="before which it happened")
     batch_sizes: list[int] = Field(description="by rank")
-    reason: str
+    reason: str = Field(description="for people")
     layout: Layout | None = Field(
         default=None, description="the layout from this step on, if it changed"
     )
@@ -69,11 +69,11 @@ def split_since(events: Sequence[SplitEvent], planned: list[int]) -> int:
 class DeviceResult(Value):
     """What one device did."""
 
-    id: str
-    type: str
-    rank: int
+    id: str = Field(description="of the device")
+    type: str = Field(description="of the device")
+    rank: int = Field(description="its number")
     batch_size: int = Field(description="at the end")
-    samples: int
+    samples: int = Field(description="on which it trained")
     step_time_s: Interval | None = Field(
         description="median, 5th and 95th percentile of its own work, measured"
     )
@@ -82,7 +82,7 @@ class DeviceResult(Value):
         default=None,
         description="other time spent in sums over ranks; None: part of wait_s (earlier version)",
     )
-    peak_memory_bytes: float
+    peak_memory_bytes: float = Field(description="of its process")
     cpu_s: float = Field(description="CPU time of its processes since the run started or resumed")
     share: str = Field(description="how its share of the CPU was enforced")
 
@@ -91,11 +91,11 @@ class Measured(Value):
     """The measured values that correspond to Prediction."""
 
     step_time_s: Interval | None
-    duration_s: float
-    peak_memory_bytes: float
-    energy_j: float | None
-    energy_source: str | None
-    cost: float | None
+    duration_s: float = Field(description="of the training")
+    peak_memory_bytes: float = Field(description="the largest of all ranks")
+    energy_j: float | None = Field(description="of all devices")
+    energy_source: str | None = Field(description="measured, or datasheet")
+    cost: float | None = Field(description="in the pool's currency")
     by_kind: list[StepByKind] = Field(
         default_factory=list,
         description="by device: the median of up to 512 latest steps; of what fewer than half of "
@@ -106,19 +106,19 @@ class Measured(Value):
 class Confusion(Value):
     """Validation rows of one class that were predicted as another."""
 
-    actual: str
-    predicted: str
-    rows: int
+    actual: str = Field(description="class of the rows")
+    predicted: str = Field(description="class that the model gave")
+    rows: int = Field(description="how many")
 
 
 class ClassMetrics(Value):
     """A classification's validation by class; lists are in the order of `names`."""
 
-    names: list[str]
+    names: list[str] = Field(description="of the classes")
     rows: list[int] = Field(description="validation rows of the class")
-    precision: list[float]
-    recall: list[float]
-    f1: list[float]
+    precision: list[float] = Field(description="of each class")
+    recall: list[float] = Field(description="of each class")
+    f1: list[float] = Field(description="of each class")
     confusion: list[list[int]] = Field(
         description="rows by true class, then by predicted class; empty for more than 30 classes"
     )
@@ -135,25 +135,27 @@ class EarlyStop(Value):
 
     epochs: int = Field(description="trained epochs")
     metric: str = Field(description="the validation metric that did not improve")
-    best: float | None
+    best: float | None = Field(description="the metric's best value")
     best_epoch: int = Field(description="the epoch, from 1, after which it was the best")
-    reason: str
+    reason: str = Field(description="for people")
 
 
 class Checkpoint(Value):
     """A checkpoint of the run folder."""
 
-    path: str
-    step: int
-    metrics: dict[str, float] = Field(default_factory=dict)
-    best: bool = False
+    path: str = Field(description="in the run's folder")
+    step: int = Field(description="after which it was written")
+    metrics: dict[str, float] = Field(
+        default_factory=dict, description="on the validation rows, if there were some"
+    )
+    best: bool = Field(default=False, description="whether it is the best one")
 
 
 class Result(Artefact):
     """result.json"""
 
     FILE: ClassVar[str] = "result.json"
-    state: RunState
+    state: RunState = Field(description="how training ended")
     metrics: dict[str, float] = Field(
         description="validation of the model that the step `store` stores"
     )
@@ -168,19 +170,23 @@ class Result(Artefact):
     early_stopped: EarlyStop | None = Field(
         default=None, description="if `train.early_stopping` ended the training"
     )
-    target_reached: bool | None
+    target_reached: bool | None = Field(
+        description="whether the job's target was; None: the job has none"
+    )
     predicted: Prediction | None
     measured: Measured
     devices: list[DeviceResult]
     split_events: list[SplitEvent]
     checkpoints: list[Checkpoint]
-    learning_rate: float
+    learning_rate: float = Field(description="with which it trained")
     global_batch_size: int = Field(description="as planned; may have grown (see split_events)")
-    steps: int
-    epochs: int
+    steps: int = Field(description="that it trained")
+    epochs: int = Field(description="that it trained")
     noise_scale: float | None = Field(
         default=None, description="gradient noise scale at the end, in samples; None: not measured"
     )
-    resumed_from_step: int | None
-    backend: str
-    versions: dict[str, str]
+    resumed_from_step: int | None = Field(
+        description="step of the checkpoint from which it went on"
+    )
+    backend: str = Field(description="horovod or torch")
+    versions: dict[str, str] = Field(description="of Python and packages")

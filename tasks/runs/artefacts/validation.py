@@ -18,12 +18,12 @@ REJECTION = "rejection.html"
 class Expectation(Value):
     """One expectation and whether the data meets it."""
 
-    expectation: str
-    column: str | None = None
-    expected: dict[str, Any] = Field(default_factory=dict)
-    success: bool
-    observed: Any = None
-    unexpected_count: int | None = None
+    expectation: str = Field(description="Great Expectations' name")
+    column: str | None = Field(default=None, description="that it is about, if it is one")
+    expected: dict[str, Any] = Field(default_factory=dict, description="its arguments")
+    success: bool = Field(description="whether it is met")
+    observed: Any = Field(default=None, description="what the data has")
+    unexpected_count: int | None = Field(default=None, description="rows that do not meet it")
     sample_rows: list[dict[str, Any]] = Field(
         default_factory=list, description="failing rows, with their index"
     )
@@ -32,9 +32,11 @@ class Expectation(Value):
 class DataWarning(Value):
     """Something in the data that may be a mistake; it never rejects the data."""
 
-    kind: Literal["leakage", "duplicates", "label_noise"]
-    column: str | None = None
-    message: str
+    kind: Literal["leakage", "duplicates", "label_noise"] = Field(
+        description="leakage, duplicates or label_noise"
+    )
+    column: str | None = Field(default=None, description="that it is about, if it is one")
+    message: str = Field(description="for people, with row numbers")
     rows: list[int] = Field(default_factory=list, description="the first row numbers")
     count: int | None = Field(
         default=None, description="number of rows in all; None: of an earlier release"
@@ -45,7 +47,7 @@ class Validation(Artefact):
     """validation.json"""
 
     FILE: ClassVar[str] = "validation.json"
-    success: bool
+    success: bool = Field(description="whether the data meets all expectations")
     suite_source: Literal["given", "kept", "inferred", "none"] = Field(
         description="none: the model's source reads the data, and nothing is checked"
     )
@@ -64,7 +66,7 @@ class Validation(Artefact):
     data: DataSchema | None = Field(
         default=None, description="None if no arrays can be made of the data"
     )
-    checked_rows: int
+    checked_rows: int = Field(description="rows that were checked")
     great_expectations: dict[str, Any] = Field(description="Great Expectations' own result")
     profile: DataProfile | None = Field(
         default=None, description="of the columns, for comparison with later data"

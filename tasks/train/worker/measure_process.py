@@ -1,8 +1,8 @@
 """Measures the memory of a rank besides its model: interpreter, libraries, collectives, records.
 
 Run it with `python -m trainwright.tasks.train.worker.measure_process --out FILE`. A launcher trains
-a model of a few bytes on one rank, which loads what every rank loads. The measure is the rank's peak
-resident memory. It depends on the builds of torch and Horovod, and on the kernel.
+a model of a few bytes on one rank, which loads what every rank loads. The measure is the rank's
+peak resident memory. It depends on the builds of torch and Horovod, and on the kernel.
 """
 
 from __future__ import annotations
