@@ -34,6 +34,7 @@ LONGEST_FIRST = [
         "e2e/test_celery.py",
         "operators/test_training_survives.py",
         "e2e/test_chain.py",
+        "docs/test_console_blocks.py",
         "tasks/recommend/test_recommend.py",
         "tasks/service/test_fuzz.py",
         "tasks/estimate/test_finished_runs.py",
