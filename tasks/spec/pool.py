@@ -37,11 +37,13 @@ from trainwright.tasks.spec.documents import (
     validated,
 )
 from trainwright.tasks.spec.job import Name
+from trainwright.tasks.spec.kubernetes_spec import Kubernetes
 from trainwright.tasks.spec.slurm_spec import Slurm
 from trainwright.tasks.spec.windows import WINDOW
 
 _MOST_PRICE = 1e9
 _MOST_DEVICES = 100_000
+PoolEngine = Literal["ssh", "slurm", "kubernetes"]
 LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -173,11 +175,35 @@ class Host(Document):
         default=1,
         ge=1,
         le=10_000,
-        description="with Slurm: number of such hosts, which are named NAME-1, NAME-2, …",
+        description="with Slurm or Kubernetes: number of such hosts, named NAME-1, NAME-2, …",
     )
     slurm: Slurm | None = Field(
         default=None, description="with Slurm: this host's options, over the pool's"
     )
+    node_selector: dict[str, str] = Field(
+        default_factory=dict,
+        description="with Kubernetes: labels of this host's node, beside the pool's",
+    )
+
+    def require_engine(self, engine: str) -> None:
+        """Raises ValueError if a field is another engine's."""
+        for field, given, engines in (
+            ("count", self.count > 1, ("slurm", "kubernetes")),
+            ("slurm", self.slurm is not None, ("slurm",)),
+            ("node_selector", bool(self.node_selector), ("kubernetes",)),
+        ):
+            if given and engine not in engines:
+                allowed = " or ".join(f"`engine: {one}`" for one in engines)
+                raise ValueError(f"{field} with {allowed}, not for host {self.name}")
+        if engine != "ssh" and self.address not in (
+            Host.model_fields["address"].default,
+            self.name,
+        ):
+            by_node = " (slurm: {node: …} asks for one node)" if engine == "slurm" else ""
+            raise ValueError(
+                f"hosts without an address, which {engine.capitalize()} gives, not "
+                f"{self.address!r} for {self.name}{by_node}"
+            )
 
     @field_validator("available")
     @classmethod
@@ -240,13 +266,16 @@ class Pool(Document):
 
     name: Name
     network: Network = Network()
-    engine: Literal["ssh", "slurm"] = Field(
+    engine: PoolEngine = Field(
         default="ssh",
-        description="what starts processes on the hosts: ssh, or slurm, whose queue then gives out "
-        "the devices",
+        description="what starts processes on the hosts: ssh, or slurm or kubernetes, whose queue "
+        "then gives out the devices",
     )
     ssh: Ssh = Ssh()
     slurm: Slurm = Field(default=Slurm(), description="with Slurm: options of all hosts")
+    kubernetes: Kubernetes | None = Field(
+        default=None, description="with Kubernetes: namespace and image of all hosts"
+    )
     container: Container | None = Field(
         default=None, description="container for the processes of all hosts that have no own one"
     )
@@ -278,20 +307,13 @@ class Pool(Document):
     @field_validator("hosts")
     @classmethod
     def _each(cls, hosts: list[Host], info: ValidationInfo) -> list[Host]:
-        """Every host by itself; with Slurm, by its name, as its address is not known yet."""
-        by_slurm, found = info.data.get("engine") == "slurm", []
+        """Every host by itself; of a queue, by its name, as its address is not known yet."""
+        engine, found = info.data.get("engine", "ssh"), []
         for host in hosts:
-            if not by_slurm and (host.count > 1 or host.slurm is not None):
-                field = "slurm" if host.slurm is not None else "count"
-                raise ValueError(f"{field} with `engine: slurm`, not for host {host.name}")
-            if not by_slurm:
+            host.require_engine(engine)
+            if engine == "ssh":
                 found.append(host)
                 continue
-            if host.address not in (Host.model_fields["address"].default, host.name):
-                raise ValueError(
-                    f"hosts without an address, which Slurm gives, not {host.address!r} for "
-                    f"{host.name} (slurm: {{node: …}} asks for one node)"
-                )
             for number in range(host.count):
                 name = f"{host.name}-{number + 1}" if host.count > 1 else host.name
                 found.append(host.model_copy(update={"name": name, "address": name, "count": 1}))
@@ -306,6 +328,14 @@ class Pool(Document):
         count = sum(entry.count for host in self.hosts for entry in host.devices)
         if count > _MOST_DEVICES:
             raise ValueError(f"hosts with {_MOST_DEVICES} devices together at most, not {count}")
+        return self
+
+    @model_validator(mode="after")
+    def _of_cluster(self) -> Pool:
+        if (self.engine == "kubernetes") != (self.kubernetes is not None):
+            raise ValueError("`engine: kubernetes` and `kubernetes: {image: …}` together")
+        if self.engine == "kubernetes" and any(map(self.container_of, self.hosts)):
+            raise ValueError("no `container` with Kubernetes, whose pods run `kubernetes.image`")
         return self
 
     @model_validator(mode="after")
@@ -412,8 +442,8 @@ class Device(Document):
     host_memory_bytes: float | None = Field(
         default=None, description="stated memory of the host, if the device uses it"
     )
-    engine: Literal["ssh", "slurm"] = Field(
-        default="ssh", description="what gives it out: with slurm, Slurm's own queue"
+    engine: PoolEngine = Field(
+        default="ssh", description="what gives it out: with slurm or kubernetes, their own queue"
     )
 
     @property

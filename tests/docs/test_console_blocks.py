@@ -35,7 +35,7 @@ NOT_RUN = {
     "docs/how-to/estimates.md": 1,
     "docs/how-to/gpus.md": 1,
     "docs/how-to/install.md": 1,
-    "docs/how-to/kubernetes.md": 2,
+    "docs/how-to/kubernetes.md": 3,
     "docs/how-to/layouts.md": 1,
     "docs/how-to/predict.md": 1,
     "docs/how-to/s3-servers.md": 1,

@@ -19,6 +19,8 @@ from cryptography.fernet import Fernet
 
 from trainwright.infra.stack_secrets import stack_secrets
 from trainwright.tasks.service.auth import checked
+from trainwright.tasks.spec.documents import parse_text, validated
+from trainwright.tasks.spec.pool import Pool
 
 ROOT = Path(__file__).parents[2]
 STACK = ROOT / "infra" / "stack"
@@ -128,6 +130,25 @@ def test_the_example_of_a_training_refers_to_what_the_stack_has(version: str) ->
     assert (command, step) == ("trainwright", "train")
     shipped = job.removeprefix(SETTINGS["AIRFLOW__CORE__DAGS_FOLDER"])
     assert (ROOT / "dags" / shipped.removeprefix("/")).is_file()
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_example_of_a_training_on_several_pods_has_what_its_launcher_needs(
+    version: str,
+) -> None:
+    text = (STACK / "examples" / "training-hosts.yaml").read_text()
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    for document in found.values():
+        kubernetes_validate.validate(document, version, strict=True)
+        assert document["metadata"]["namespace"] == KUSTOMIZATION["namespace"]
+    name = found["ServiceAccount"]["metadata"]["name"]
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+    assert found["RoleBinding"]["subjects"][0]["name"] == name
+    assert _pod(found["Job"])["serviceAccountName"] == name
+    (written,) = found["ConfigMap"]["data"].values()
+    pool = validated(Pool, parse_text(written, ""), "pool")
+    assert pool.kubernetes is not None
+    assert pool.kubernetes.namespace == KUSTOMIZATION["namespace"]
 
 
 def test_images_are_built_by_make_images_or_are_official_ones_with_a_version() -> None:

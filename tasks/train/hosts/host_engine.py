@@ -2,7 +2,7 @@
 
 An engine's command is a process of this machine whose standard input and output are those of a
 process on the host; when the command ends, so does that process. `ssh_engine` implements it for
-hosts that wait for a login, `slurm_engine` for those that Slurm's queue gives.
+hosts that wait for a login, `slurm_engine` and `kubernetes_engine` for those that a queue gives.
 """
 
 from __future__ import annotations

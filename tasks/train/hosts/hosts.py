@@ -99,7 +99,8 @@ class Hosts:
         host = named.get(used[0].host) or Host.model_construct(name=used[0].host)
         host = host.model_copy(update={"address": address})
         container = self._pool.container_of(host)
-        python = host.python or (sys.executable if container is None else PYTHON)
+        inside = container is not None or self._pool.engine == "kubernetes"
+        python = host.python or (PYTHON if inside else sys.executable)
         asked = HostRequest(host, used, python, container)
         return Session(asked, self._engine, self._folder)
 
@@ -324,11 +325,11 @@ def interface_variables(interface: str, address: str) -> dict[str, str]:
 def numbered(devices: Sequence[PlannedDevice], address: str) -> list[PlannedDevice]:
     """The devices, those at an address numbered as the processes there see them.
 
-    A process of Slurm sees the GPUs of its job only (CUDA_VISIBLE_DEVICES), not all of the node.
+    A process of Slurm or Kubernetes sees the GPUs of its own job only, not all of the node.
     """
     found, seen = [], Counter[str]()
     for device in devices:
-        if device.engine == "slurm" and device.address == address:
+        if device.engine != "ssh" and device.address == address:
             found.append(device.model_copy(update={"index": seen[device.type]}))
             seen[device.type] += 1
         else:

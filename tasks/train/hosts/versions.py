@@ -19,6 +19,8 @@ PACKAGES = ("estimator", "infra", "tasks")
 DISTRIBUTIONS = ("trainwright", "torch", "numpy", "horovod")
 IMAGE = "TRAINWRIGHT_IMAGE"
 """The variable with the id of the container's image."""
+CAME_BY = "TRAINWRIGHT_CAME_BY"
+"""The variable with a connection that ssh did not make, in the form of its SSH_CONNECTION."""
 
 
 def facts() -> dict[str, Any]:
@@ -38,7 +40,8 @@ def facts() -> dict[str, Any]:
         "sources": sources_sha256(),
         "image": os.environ.get(IMAGE, ""),
         "node": os.environ.get("SLURMD_NODENAME", ""),
-        "came_by": os.environ.get("SSH_CONNECTION")
+        "came_by": os.environ.get(CAME_BY)
+        or os.environ.get("SSH_CONNECTION")
         or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
     }
 

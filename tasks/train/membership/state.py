@@ -41,7 +41,7 @@ class MembershipPolicy:
     def of(cls, order: Order) -> Self:
         """The policy of a launch."""
         job, devices = order.request.job, tuple(order.request.plan.devices)
-        queued = any(device.engine == "slurm" for device in devices)
+        queued = any(device.engine != "ssh" for device in devices)
         return cls(
             devices,
             job.devices.min_count,

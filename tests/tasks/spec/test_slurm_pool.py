@@ -46,10 +46,14 @@ def test_runs_lease_names_of_their_own_as_slurms_queue_gives_out_the_devices() -
 @pytest.mark.parametrize(
     ("host", "fields", "says"),
     [
-        ({"count": 2}, {"engine": "ssh"}, "count with `engine: slurm`, not for host a"),
+        (
+            {"count": 2},
+            {"engine": "ssh"},
+            "count with `engine: slurm` or `engine: kubernetes`, not for host a",
+        ),
         ({"slurm": {"node": "n"}}, {"engine": "ssh"}, "slurm with `engine: slurm`, not for host a"),
         ({"address": "10.0.0.1"}, {}, "hosts without an address, which Slurm gives"),
-        ({}, {"engine": "pbs"}, "engine: got 'pbs'; allowed: 'ssh' or 'slurm'"),
+        ({}, {"engine": "pbs"}, "engine: got 'pbs'; allowed: 'ssh', 'slurm' or 'kubernetes'"),
         ({}, {"slurm": {"partition": "-p x"}}, "slurm.partition: got '-p x'; allowed: a partition"),
         ({}, {"slurm": {"queue": "x"}}, "slurm.queue: unknown field; allowed: partition"),
         ({"slurm": {"gres": "gpu:a100:4"}}, {}, "allowed: Slurm's name of the GPUs without their"),

@@ -1,0 +1,66 @@
+"""Hosts that a Kubernetes cluster gives, through its own queue. Untested on a cluster."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.spec.kubernetes_spec import Kubernetes
+from trainwright.tasks.train.hosts.agent import SILENCE_S
+from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
+from trainwright.tasks.train.hosts.kubernetes import manifests
+from trainwright.tasks.train.hosts.kubernetes.orders import RelayFolder, RelayOrder
+
+_HOSTS_ROOM = "trainwright.tasks.train.hosts.kubernetes"
+_DELETED_WITHIN_S, _LOOK_S = 10.0, 0.1
+
+
+class KubernetesEngine:
+    """An `HostEngine` that asks a cluster for one Job per host."""
+
+    def __init__(self, cluster: Kubernetes) -> None:
+        self._cluster = cluster
+        self._folder = tempfile.TemporaryDirectory(prefix="trainwright-kubernetes-")
+        self._newest: dict[str, RelayFolder] = {}
+        self.silence_s = SILENCE_S
+
+    def command(self, asked: HostRequest, words: Sequence[str]) -> list[str]:
+        """As `HostEngine`: a relay, which asks for the host when it starts."""
+        name = f"trainwright-{asked.host.name[:40].rstrip('-')}-{secrets.token_hex(4)}"
+        inside = [asked.python, "-P", "-m", f"{_HOSTS_ROOM}.dial_back", manifests.SECRET_FOLDER]
+        job = manifests.job(name, asked, self._cluster, [*inside, *words])
+        folder = self._newest[asked.host.name] = RelayFolder(Path(self._folder.name) / name)
+        folder.give(RelayOrder(name=name, cluster=self._cluster, job=job))
+        return [sys.executable, "-P", "-m", f"{_HOSTS_ROOM}.relay", str(folder.path)]
+
+    def standing(self, asked: HostRequest) -> HostStanding:
+        """As `HostEngine`: granted when its pod has connected."""
+        return self._newest[asked.host.name].standing()
+
+    def why_ended(self, stderr: str, code: int | None) -> str:
+        """As `HostEngine`."""
+        lines = [line for line in stderr.strip().splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"the relay of its pod exited with {code}"
+
+    def error(self, asked: HostRequest, why: str) -> BadInput | ServiceUnreachable:
+        """As `HostEngine`: bad input if the cluster refuses what the pool file asks for."""
+        folder = self._newest.get(asked.host.name)
+        if folder is not None and folder.refused:
+            return BadInput(f"host {asked.host.name}: {why}")
+        return ServiceUnreachable(f"host {asked.host.name}: {why}", service="kubernetes")
+
+    def _started(self) -> list[RelayFolder]:
+        """The folders of relays that have run, all of which have a guard."""
+        return [RelayFolder(path) for path in Path(self._folder.name).iterdir()]
+
+    def close(self) -> None:
+        """As `HostEngine`: waits until the Jobs are deleted, which their guards do."""
+        until = time.monotonic() + _DELETED_WITHIN_S
+        while not all(one.ended for one in self._started()) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        self._folder.cleanup()
