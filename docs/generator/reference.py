@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import airflow_pages
 import command_pages
 import figures
 import model_pages
@@ -27,6 +28,7 @@ def pages() -> dict[str, str]:
         "reference/pool.md": model_pages.pool(),
         "reference/artefacts.md": model_pages.artefacts(),
         "reference/operators.md": operator_pages.operator_page(),
+        "reference/airflow.md": airflow_pages.airflow_page(),
         "reference/rest.md": rest_pages.rest(schema),
         "reference/openapi.json": rest_pages.openapi_text(schema),
         "reference/settings.md": setting_pages.setting_page(),

@@ -28,6 +28,7 @@ def pages() -> dict[str, str]:
         "job",
         "pool",
         "artefacts",
+        "airflow",
         "commands",
         "rest",
         "settings",
