@@ -10,7 +10,7 @@ import torch
 from families import source_of
 from gpu_case import gpu
 from joint_batch_case import relative_difference
-from layout_ranks import train_in_threads, with_layout
+from layout_ranks import train_in_threads, whole_state, with_layout
 from staged_case import with_stages
 from training_case import alone, request
 
@@ -40,7 +40,7 @@ def _asked(folder: Path, model: dict[str, Any] | None = None, **train: Any) -> T
 
 
 def _on_the_host(rank: Rank) -> dict[str, torch.Tensor]:
-    return {name: value.cpu().clone() for name, value in rank.whole_state()[0].items()}
+    return {name: value.cpu().clone() for name, value in whole_state(rank)[0].items()}
 
 
 def _assert_equal(folder: Path, asked: TrainRequest, divided: TrainRequest, bound: float) -> None:

@@ -20,15 +20,13 @@ from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.channel import Channel, busy_with_store
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import send_file
 from trainwright.tasks.train.checkpoint.coordinator import SKIP, SPILL, WAIT, WRITE
-from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER, CheckpointState
+from trainwright.tasks.train.checkpoint.files import CheckpointState
 from trainwright.tasks.train.checkpoint.staged import StagingArea, part_name
 from trainwright.tasks.train.checkpoint.tensors import (
     SHARDED_ABOVE_BYTES,
     as_file,
     host_copies,
-    own_part,
     shard_name,
-    size_bytes,
 )
 from trainwright.tasks.train.exchange.collective import PeersLost
 
@@ -96,12 +94,10 @@ class Saver:
         return WRITE
 
     def _take(self, state: CheckpointState, *, spill: bool) -> None:
-        tensors = dict(zip((MODEL, OPTIMIZER), self._rank.whole_state(), strict=True))
         number, size = self._rank.collective.rank, self._rank.collective.size
-        if self._sharded and sum(map(size_bytes, tensors.values())) > SHARDED_ABOVE_BYTES:
-            tensors = own_part(tensors, number, size)
-        else:
-            tensors, size = tensors if self._rank.first else {}, 1
+        if not self._sharded or self._rank.state_bytes() <= SHARDED_ABOVE_BYTES:
+            size = 1
+        tensors = self._rank.written_state(range(size))
         report: dict[str, Any] = {"generation": self._generation, "step": state.step}
         if self._rank.first:
             report["state"] = copy.deepcopy(vars(state)) | {"sha256": {}, "size_bytes": {}}

@@ -43,27 +43,33 @@ def row_shapes(rank: HeldState) -> Shapes:
     }
 
 
-def whole_rows(rank: HeldState) -> dict[str, dict[str, torch.Tensor]]:
-    """The whole tensors in host memory, by file and name. All ranks call it at once.
+def written_rows(rank: HeldState, writers: Sequence[int]) -> dict[str, dict[str, torch.Tensor]]:
+    """The whole tensors that this rank writes to a checkpoint, by file and name.
 
-    The bytes are summed as integers, with zeros from all ranks but one: Horovod does not sum all
-    types.
+    All ranks call it at once. Each tensor has one writer; if a rank of `writers` holds it, that is
+    one of its holders, which has it already. Only rows of others are sent.
     """
+    peers, written = rank.collective, dict.fromkeys(writers, 0)
     own = rank.sharded_tensors()
     found: dict[str, dict[str, torch.Tensor]] = {}
     for file, tensors in row_shapes(rank).items():
         found[file] = {}
-        for name, (shape, dtype) in tensors.items():
-            content, whole = _empty(shape, getattr(torch, dtype))
-            value, cut = own[file][name]
-            first = cut.own[0]
-            for part in senders_of(cut.cuts or [], cut.total) or []:
-                if part.rank == rank.collective.rank:
-                    held = value.detach()[part.begin - first : part.end - first]
-                    whole[part.begin : part.end] = held.cpu()
-            for place, piece in enumerate(content.split(PIECE_BYTES // 4)):
-                rank.collective.sum_(piece, f"whole {name} {place}")
-            found[file][name] = whole
+        for name, (shape, kind) in tensors.items():
+            (value, cut), dtype = own[file][name], getattr(torch, kind)
+            held = cut.cuts or [(0, cut.total)] * peers.size
+            holders = [one for one in writers if held[one][0] < held[one][1]]
+            writer = min(holders or writers, key=lambda one: (written[one], one))
+            written[writer] += math.prod(shape) * dtype.itemsize
+            all_rows, no_rows = (0, cut.total), (0, 0)
+            if held[writer] == all_rows:
+                if writer == peers.rank:
+                    found[file][name] = value.detach()
+                continue
+            cuts = {cut.name: [all_rows if one == writer else no_rows for one in range(peers.size)]}
+            senders = {cut.name: senders_of(held, cut.total) or []}
+            whole = _moved(rank, file, name, shape, dtype, senders, cuts)
+            if writer == peers.rank:
+                found[file][name] = whole
     return found
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
-from trainwright.tasks.train.checkpoint.tensors import Tensors, load_optimizer, optimizer_tensors
+from trainwright.tasks.train.checkpoint.tensors import (
+    Tensors,
+    load_optimizer,
+    optimizer_tensors,
+    own_part,
+    size_bytes,
+)
 from trainwright.tasks.train.exchange.collective import take_document, take_from_first
 from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
 from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
-from trainwright.tasks.train.layouts.row_state import whole_rows
+from trainwright.tasks.train.layouts.row_state import row_shapes, written_rows
 
 
 class HeldState(ABC):
@@ -34,22 +41,51 @@ class HeldState(ABC):
     def _newly_built(self) -> torch.nn.Module:
         """The model in its initial state."""
 
-    def whole_state(self) -> tuple[Tensors, Tensors]:
-        """The tensors of model and optimizer, with all rows of sharded layers.
+    def state_bytes(self) -> int:
+        """The bytes of model and optimizer, with all rows of sharded layers."""
+        common = sum(map(size_bytes, self._common_state().values()))
+        return common + sum(
+            math.prod(shape) * getattr(torch, dtype).itemsize
+            for tensors in row_shapes(self).values()
+            for shape, dtype in tensors.values()
+            if self.is_cut
+        )
 
-        All ranks of a group call it at once. Only sharded tensors are copies.
+    def written_state(self, writers: Sequence[int]) -> dict[str, Tensors]:
+        """By file: the tensors that this rank writes to a checkpoint, with all their rows.
+
+        All ranks of a group call it at once. `writers` have about equal parts. Tensors that some
+        ranks hold alone are written by one of them, if it is a writer: no rank needs memory for
+        more than it holds.
         """
-        model, optimizer = self.model.state_dict(), optimizer_tensors(self.optimizer)
-        if self._layout.is_cut:
+        if self.is_cut:
             self._layout.join_counters()
             self._layout.join_statistics()
-            for file, tensors in whole_rows(self).items():
-                (model if file == MODEL else optimizer).update(tensors)
-            for name, one in self.model.named_parameters(remove_duplicate=False):
-                model[name] = model[self._names[id(one)]]
-        if self.averaging is not None:
-            optimizer.update(self.averaging.velocities)
-        return model, optimizer
+        peers, common = self.collective, self._common_state()
+        own = {}
+        if peers.rank in writers:
+            own = own_part(common, list(writers).index(peers.rank), len(writers))
+        if not self.is_cut:
+            return own
+        stored, rows = self.model.state_dict().keys(), written_rows(self, writers)
+        for name, one in self.model.named_parameters(remove_duplicate=False):
+            if (first := self._names[id(one)]) in rows[MODEL]:  # tied ones have several names
+                rows[MODEL][name] = rows[MODEL][first]
+        for file, tensors in rows.items():
+            kept = {name: one for name, one in tensors.items() if file != MODEL or name in stored}
+            if kept:
+                own.setdefault(file, {}).update(kept)
+        return own
+
+    def _common_state(self) -> dict[str, Tensors]:
+        """By file: the tensors of which all ranks have all rows."""
+        model, optimizer = self.model.state_dict(keep_vars=True), self._optimizer_state()
+        if self.is_cut:
+            apart = {id(one) for _, one, _ in self._layout.parameters()}
+            model = {name: one for name, one in model.items() if id(one) not in apart}
+            cut = self.sharded_tensors()[OPTIMIZER]
+            optimizer = {name: one for name, one in optimizer.items() if name not in cut}
+        return {MODEL: {name: one.detach() for name, one in model.items()}, OPTIMIZER: optimizer}
 
     def load_state(self, model: dict[str, torch.Tensor]) -> None:
         """Load a checkpoint's parameters and buffers. Raises TrainingFailed if they don't fit."""

@@ -30,7 +30,7 @@ sys.path.extend(
 import torch
 from families import FAMILIES, HEAD, TAIL, source_of
 from joint_batch_case import relative_difference
-from layout_ranks import layers_of, structure_of, train_in_threads, with_layout
+from layout_ranks import layers_of, structure_of, train_in_threads, whole_state, with_layout
 from staged_case import with_stages
 from test_compositions import COMPOSITIONS, MODEL, batch_sizes, composed
 from test_exactness import LAYOUTS
@@ -43,16 +43,16 @@ from trainwright.tasks.train.passes import keyed_dropout
 from trainwright.tasks.train.rank.rank import Rank
 
 
-def whole_state(rank: Rank) -> dict[str, torch.Tensor]:
+def state_of(rank: Rank) -> dict[str, torch.Tensor]:
     """The whole model, in host memory."""
-    return {name: value.cpu().clone() for name, value in rank.whole_state()[0].items()}
+    return {name: value.cpu().clone() for name, value in whole_state(rank)[0].items()}
 
 
 def difference(
     folder: Path, asked: TrainRequest, divided: TrainRequest, devices: list[str]
 ) -> float:
     """The largest relative difference of any rank from one process."""
-    found = train_in_threads(divided, folder / "store", whole_state, devices=devices)
+    found = train_in_threads(divided, folder / "store", state_of, devices=devices)
     expected = alone(asked)
     return max(relative_difference(one, expected) for one in found)
 

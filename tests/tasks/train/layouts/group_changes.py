@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from layout_ranks import whole_state
 
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.runs.artefacts.layout import Layout
@@ -183,7 +184,7 @@ class ThreadRanks:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The whole model of the first member."""
-        found = self.each(lambda one: one.rank.whole_state()[0])
+        found = self.each(lambda one: whole_state(one.rank)[0])
         return {name: value.clone() for name, value in found[0].items()}
 
     def asked_for(self, about: str) -> bool:

@@ -19,6 +19,7 @@ from trainwright.estimator.trace.trace import TrainingStepSpec, trace
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage, Sync
 from trainwright.tasks.train import TrainRequest
+from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
 from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.exchange.transfers import MessageOrder, Transfers
 from trainwright.tasks.train.rank.rank import Rank
@@ -82,6 +83,13 @@ class ThreadExchange(Exchange):
         if self._transfers is not None:
             self._transfers.close()
             self._transfers = None
+
+
+def whole_state(rank: Rank) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Model and optimizer as a checkpoint holds them; all ranks call it at once."""
+    found: list[Any] = [rank.written_state([one]) for one in range(rank.collective.size)]
+    own = found[rank.collective.rank]
+    return own.get(MODEL, {}), own.get(OPTIMIZER, {})
 
 
 def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:

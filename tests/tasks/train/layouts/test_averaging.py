@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from joint_batch_case import BOUNDS, relative_difference
-from layout_ranks import ThreadExchange, Threads, train_in_threads, with_layout
+from layout_ranks import ThreadExchange, Threads, train_in_threads, whole_state, with_layout
 from training_case import LEARNING_RATE, alone, request
 
 from trainwright.estimator.trace import source
@@ -187,7 +187,7 @@ def test_averages_after_each_step_give_the_joint_gradient(
     found = train_in_threads(
         with_layout(asked, average_every=4, **layout),
         tmp_path / "store",
-        lambda rank: {name: one.clone() for name, one in rank.whole_state()[0].items()},
+        lambda rank: {name: one.clone() for name, one in whole_state(rank)[0].items()},
         before=before,
     )
     for one in found:
@@ -269,7 +269,7 @@ def test_the_state_of_averages_is_in_a_checkpoint(tmp_path: Path) -> None:
     def saved(rank: Rank) -> Any:
         assert rank.averaging is not None
         rank.averaging.every, rank.averaging.divergence = 4, 2.5
-        return rank.noise_document(), *rank.whole_state()
+        return rank.noise_document(), *whole_state(rank)
 
     document, model, optimizer = train_in_threads(layout, tmp_path / "store", saved)[0]
     velocities = {name: one for name, one in optimizer.items() if name.startswith("velocity.")}
@@ -310,7 +310,7 @@ def test_moments_and_counters_are_averaged_for_a_checkpoint(tmp_path: Path) -> N
     layout = with_layout(asked, {}, average_every=5, local_batch=20)
 
     def whole(rank: Rank) -> Any:
-        model, optimizer = rank.whole_state()
+        model, optimizer = whole_state(rank)
         return {**model, **optimizer}
 
     # The first rank does two local steps in a step, with two thirds of the samples.
@@ -349,7 +349,7 @@ def test_a_training_goes_on_from_a_checkpoint_as_it_did_after_it(
             rank.average(moments=True)
             rank.join_squares()
             whole = [
-                {name: one.clone() for name, one in part.items()} for part in rank.whole_state()
+                {name: one.clone() for name, one in part.items()} for part in whole_state(rank)
             ]
             saved[rank.number] = rank.noise_document(), *whole
 
@@ -366,7 +366,7 @@ def test_a_training_goes_on_from_a_checkpoint_as_it_did_after_it(
 
     def whole(rank: Rank) -> Any:
         rank.join_squares()
-        tensors = [{name: one.clone() for name, one in part.items()} for part in rank.whole_state()]
+        tensors = [{name: one.clone() for name, one in part.items()} for part in whole_state(rank)]
         return [*tensors, rank.noise_document()]
 
     expected = train_in_threads(given, tmp_path / "first", whole, before=save)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from joint_batch_case import BOUNDS, relative_difference
-from layout_ranks import train_in_threads, with_layout
+from layout_ranks import train_in_threads, whole_state, with_layout
 from training_case import alone, request
 
 from trainwright.tasks.train.rank.rank import Rank
@@ -32,7 +32,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def state(rank: Rank) -> dict[str, torch.Tensor]:
     """The whole model."""
-    return {name: value.clone() for name, value in rank.whole_state()[0].items()}
+    return {name: value.clone() for name, value in whole_state(rank)[0].items()}
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from group_changes import ThreadRank, ThreadRanks
 from joint_batch_case import BOUNDS, relative_difference
-from layout_ranks import with_layout
+from layout_ranks import whole_state, with_layout
 from training_case import alone, request
 
 from trainwright.tasks.train import TrainRequest
@@ -194,8 +194,8 @@ def test_a_rank_lost_while_rows_are_put_together_for_a_checkpoint_changes_nothin
     asked, ranks = made(SHARDED)
     ranks.group(0, 1, 2)
     ranks.steps(7)
-    ranks.all[2].peers.breaks_at = "whole"
-    saved = ranks.succeed(lambda one: one.rank.whole_state())
+    ranks.all[2].peers.breaks_at = "rows "
+    saved = ranks.succeed(lambda one: whole_state(one.rank))
     assert saved == [False, False, False]
     ranks.group(0, 1, 2)
     assert not ranks.asked_for("back")

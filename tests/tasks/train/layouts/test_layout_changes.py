@@ -10,7 +10,7 @@ import pytest
 import torch
 from group_changes import ThreadRank, ThreadRanks
 from joint_batch_case import BOUNDS, relative_difference
-from layout_ranks import layers_of, with_layout
+from layout_ranks import layers_of, whole_state, with_layout
 from training_case import alone, request
 
 from trainwright.tasks.runs.artefacts.layout import Layout
@@ -133,7 +133,7 @@ def test_rows_that_a_rank_has_of_another_layout_do_not_count(made: Made) -> None
     ranks.group(0, 1, 2)
     assert not ranks.asked_for("back")
     assert ranks.each(lambda one: one.training.finished) == [7] * 3
-    models = ranks.each(lambda one: one.rank.whole_state()[0])
+    models = ranks.each(lambda one: whole_state(one.rank)[0])
     assert all(relative_difference(one, models[0]) == 0 for one in models)
 
 
@@ -180,11 +180,11 @@ def test_ranks_stop_training_alone_if_the_layout_says_so(made: Made) -> None:
     ranks.steps(4)
     ranks.group(0, 1, layout=layout_on(asked, 0, 1))
     ranks.steps(8)
-    models = ranks.each(lambda one: one.rank.whole_state()[0])
+    models = ranks.each(lambda one: whole_state(one.rank)[0])
     assert relative_difference(models[0], models[1]) == 0
     ranks.group(0, 1, 2)
     ranks.steps(9)
-    models = ranks.each(lambda one: one.rank.whole_state()[0])
+    models = ranks.each(lambda one: whole_state(one.rank)[0])
     assert relative_difference(models[0], models[1]) > 0
 
 

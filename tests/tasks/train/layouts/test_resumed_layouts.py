@@ -11,7 +11,7 @@ import pytest
 import torch
 from group_changes import ThreadRank, ThreadRanks
 from joint_batch_case import BOUNDS, largest_difference
-from layout_ranks import with_layout
+from layout_ranks import whole_state, with_layout
 from safetensors.torch import load_file, save_file
 from staged_case import with_dense, with_stages
 from training_case import NO_SPARE, alone, request, when_checkpoint
@@ -102,7 +102,7 @@ def state_of(one: ThreadRank) -> tuple[dict[str, torch.Tensor], dict[str, torch.
     """What a checkpoint holds, as `Training` makes it."""
     one.rank.average(moments=True)
     one.rank.take_state_from_first()
-    return one.rank.whole_state()
+    return whole_state(one.rank)
 
 
 def write(folder: Path, one: ThreadRank, model: Any, optimizer: Any) -> None:
@@ -143,7 +143,7 @@ def test_other_ranks_of_another_layout_have_the_same_state(
         readers.group(*range(len(readers.all)), checkpoint=folder)
         model, optimizer = (load_file(folder / one) for one in (files.MODEL, files.OPTIMIZER))
         averages = readers.all[0].rank.averaging is not None
-        for own_model, own_optimizer in readers.each(lambda one: one.rank.whole_state()):
+        for own_model, own_optimizer in readers.each(lambda one: whole_state(one.rank)):
             assert_equal(own_model, model, layout)
             kept = {
                 name: one

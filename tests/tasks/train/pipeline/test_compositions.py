@@ -10,7 +10,7 @@ import pytest
 import torch
 from families import FAMILIES, HEAD, TAIL, source_of
 from joint_batch_case import BOUNDS, relative_difference
-from layout_ranks import ThreadExchange, train_in_threads
+from layout_ranks import ThreadExchange, train_in_threads, whole_state
 from staged_case import recomputing, with_dense, with_stages, without_dropout
 from test_pipelines import request_of
 from test_sent_bytes import CountedTransfers
@@ -79,7 +79,7 @@ COMPOSITIONS = {
 def state(rank: Rank) -> dict[str, torch.Tensor]:
     """The whole model, after an evaluation."""
     rank.validate()
-    return {name: value.clone() for name, value in rank.whole_state()[0].items()}
+    return {name: value.clone() for name, value in whole_state(rank)[0].items()}
 
 
 def evaluate(rank: Rank, step: int) -> None:

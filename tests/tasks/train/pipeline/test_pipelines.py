@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import FAMILIES, source_of
 from joint_batch_case import BOUNDS, relative_difference
-from layout_ranks import train_in_threads
+from layout_ranks import train_in_threads, whole_state
 from staged_case import with_stages
 from training_case import alone, request
 
@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 def state(rank: Rank) -> dict[str, torch.Tensor]:
     """The whole model, after an evaluation."""
     rank.validate()
-    return {name: value.clone() for name, value in rank.whole_state()[0].items()}
+    return {name: value.clone() for name, value in whole_state(rank)[0].items()}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
