@@ -43,13 +43,12 @@ class HeldState(ABC):
 
     def state_bytes(self) -> int:
         """The bytes of model and optimizer, with all rows of sharded layers."""
-        common = sum(map(size_bytes, self._common_state().values()))
-        return common + sum(
-            math.prod(shape) * getattr(torch, dtype).itemsize
-            for tensors in row_shapes(self).values()
-            for shape, dtype in tensors.values()
-            if self.is_cut
-        )
+        total = sum(map(size_bytes, self._common_state().values()))
+        for tensors in row_shapes(self).values() if self.is_cut else ():
+            for shape, dtype in tensors.values():
+                kind: torch.dtype = getattr(torch, dtype)
+                total += math.prod(shape) * kind.itemsize
+        return total
 
     def written_state(self, writers: Sequence[int]) -> dict[str, Tensors]:
         """By file: the tensors that this rank writes to a checkpoint, with all their rows.
