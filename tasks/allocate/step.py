@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Planner, lease
 from trainwright.tasks.allocate.layouts.words import ALL_SUMMED
-from trainwright.tasks.allocate.replan import planner, replanner, require_devices
+from trainwright.tasks.allocate.replan.run_plans import planner, replanner, require_devices
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.training_result import Result

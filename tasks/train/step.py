@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from trainwright.tasks.allocate.acquire import Claim, on_devices
-from trainwright.tasks.allocate.replan import StagePlanner, layout_planner
+from trainwright.tasks.allocate.replan.next_layout import StagePlanner, layout_planner
 from trainwright.tasks.allocate.step import replanner_of
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.runs.artefacts.estimate import Estimate

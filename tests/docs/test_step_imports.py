@@ -27,7 +27,7 @@ DECLARED: dict[str, set[str]] = {
         "allocate.actions.stage_parts",
         "allocate.layouts.permitted",
         "allocate.plan.split",
-        "allocate.replan",
+        "allocate.replan.next_layout",
         "allocate.step",
         "extract",
     },

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.layouts.permitted import require_trained
-from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner
+from trainwright.tasks.allocate.replan.next_layout import LayoutPlanner, StagePlanner
 from trainwright.tasks.data.sources import content_sha256, require_content
 from trainwright.tasks.errors import (
     BadInput,

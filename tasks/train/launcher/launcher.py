@@ -11,13 +11,14 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, assert_never
 
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner
-from trainwright.tasks.errors import RunHeld
+from trainwright.tasks.allocate.replan.next_layout import LayoutPlanner, NextLayout, StagePlanner
+from trainwright.tasks.errors import RunHeld, TrainwrightError
 from trainwright.tasks.train.channel import STOP_SIGNAL
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.launcher.group_layout import GroupLayouts
@@ -72,6 +73,7 @@ class Launcher:
         )
         self._layouts = GroupLayouts(order.request, layout_planner)
         self._cuts = MovedCuts(order.request, stage_planner)
+        self._asked_layout: tuple[tuple[int, ...], Future[NextLayout]] | None = None
         self._to_do: deque[instruction.Instruction] = deque()
         self._members: list[int] = []
         self._finished = False
@@ -159,11 +161,24 @@ class Launcher:
         if (better := self._cuts.found()) is not None:
             self._layouts.move(better.members, better.layout)
             yield event.LayoutPlanned(now, better.members, better.reason)
+        if self._asked_layout is not None and self._asked_layout[1].done():
+            yield self._planned(now, *self._asked_layout)
+            self._asked_layout = None
         if self._checkpoints is not None:
             self._checkpoints.check()
             before, self._safe = self._safe, self._checkpoints.safe
             if self._safe > before:
                 yield event.CheckpointStored(now, self._safe)
+
+    def _planned(
+        self, now: float, members: tuple[int, ...], layout: Future[NextLayout]
+    ) -> event.MembershipEvent:
+        """The answer to `PlanLayout`."""
+        try:
+            layout.result()
+        except TrainwrightError as error:
+            return event.NoLayout(now, members, error)
+        return event.LayoutReady(now, members)
 
     def _host_events(self) -> Iterator[event.MembershipEvent]:
         lost, returned = self._processes.host_changes()
@@ -287,6 +302,8 @@ class Launcher:
                 self._checkpoints.restore()
                 self._safe, folder = self._checkpoints.safe, self._checkpoints.folder
                 self._handle(event.CheckpointRestored(time.monotonic(), folder, self._safe))
+            case instruction.PlanLayout(members):
+                self._asked_layout = (members, self._layouts.layout_of_some(members))
             case instruction.Notice(message):
                 progress.emit("notice", message=message)
             case instruction.Finish():

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.replan import NextLayout, StagePlanner
+from trainwright.tasks.allocate.replan.next_layout import NextLayout, StagePlanner
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.request import TrainRequest
 

@@ -176,6 +176,21 @@ class LayoutPlanned(MembershipEvent):
 
 
 @dataclass(frozen=True)
+class LayoutReady(MembershipEvent):
+    """The layout that `PlanLayout` asked for is there."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NoLayout(MembershipEvent):
+    """No layout fits these members; `error` says why."""
+
+    members: tuple[int, ...]
+    error: TrainwrightError
+
+
+@dataclass(frozen=True)
 class StopRequested(MembershipEvent):
     """The training must stop after the current step."""
 

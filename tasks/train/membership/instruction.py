@@ -85,6 +85,13 @@ class RestoreCheckpoint:
 
 
 @dataclass(frozen=True)
+class PlanLayout:
+    """Plan the layout of a group of these members (`LayoutReady` or `NoLayout`)."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Notice:
     """Show a message to the user."""
 
@@ -115,6 +122,7 @@ Instruction = (
     | Kill
     | GiveBack
     | RestoreCheckpoint
+    | PlanLayout
     | Notice
     | Finish
     | GiveUp

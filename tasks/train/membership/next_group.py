@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from trainwright.tasks.errors import Interrupted, Preempted, TrainingFailed
+from trainwright.tasks.errors import (
+    Infeasible,
+    Interrupted,
+    Preempted,
+    TrainingFailed,
+    TrainwrightError,
+)
 from trainwright.tasks.train.membership import instruction
 from trainwright.tasks.train.membership.state import MembershipState
 from trainwright.tasks.train.worker_group import WorkerGroup
@@ -85,11 +91,14 @@ def form(state: MembershipState) -> None:
         _form_to_stop(state, ready, with_state)
     elif loading and (state.generation == 0 or state.policy.searches):
         return
-    elif (shortage := state.capacity.shortage(ready)) is None:
-        state.short_since = state.giving_up = None
-        state.makes_way = False
-        _form_to_train(state, ready)
+    elif (shortage := state.capacity.shortage(ready) or _refusal(state, ready)) is None:
+        if _has_layout(state, ready):
+            state.short_since = state.giving_up = None
+            state.makes_way = False
+            _form_to_train(state, ready)
     elif not _wait_for_more(state, shortage, loading=loading):
+        if (refused := state.no_layout) is not None and _refusal(state, ready):
+            raise _infeasible(state, refused)
         if not with_state:
             unkept = state.policy.searches or not state.committed
             kept = "" if unkept else "; the last checkpoint is kept"
@@ -104,6 +113,35 @@ def _form_to_stop(state: MembershipState, ready: list[int], with_state: list[int
         raise Interrupted("stopped while ranks were being replaced; the last checkpoint is kept")
     _start(state, ready, end=True)
     state.instruct(instruction.AskToStop(tuple(ready)))
+
+
+def _has_layout(state: MembershipState, members: list[int]) -> bool:
+    """Whether the layout of these members is known; asks for it if it is not.
+
+    All devices have the plan's. Without stages, members always divide the plan's among themselves.
+    """
+    if not state.policy.staged or len(members) == len(state.devices):
+        return True
+    if state.layout_asked != tuple(members):
+        state.layout_asked, state.layout_known, state.no_layout = tuple(members), False, None
+        state.instruct(instruction.PlanLayout(state.layout_asked))
+    return state.layout_known
+
+
+def _refusal(state: MembershipState, members: list[int]) -> str | None:
+    """Why no layout fits these members; None if one does, or none is known to be refused."""
+    refused = state.no_layout if state.layout_asked == tuple(members) else None
+    if refused is None:
+        return None
+    return f"{len(members)} of {len(state.devices)} devices left, and {refused}"
+
+
+def _infeasible(state: MembershipState, refused: TrainwrightError) -> Infeasible:
+    """The end of a training whose devices that are left hold no layout."""
+    kept = f"; the checkpoint of step {state.committed} is kept" if state.committed else ""
+    searches = state.policy.searches
+    again = "" if searches else f"{kept}: run it again when the devices are back"
+    return Infeasible(f"{state.giving_up}{again}", **refused.details)
 
 
 def _form_to_train(state: MembershipState, ready: list[int]) -> None:
@@ -170,6 +208,7 @@ def _start(
     state.members, state.reasons = members, []
     state.aborted_at = state.leaving_since = None
     state.saving, state.restore = False, "needed"
+    state.layout_asked, state.layout_known, state.no_layout = (), False, None
     state.first_formed_at = state.first_formed_at or state.now
     for number in members:
         rank = state.ranks[number]

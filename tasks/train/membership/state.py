@@ -36,6 +36,8 @@ class MembershipPolicy:
     """whether each rank holds the whole training state, so that those that stay lose no step"""
     wait_s: float | None = None
     """how long to wait for devices to come back; None: as the job's faults say"""
+    staged: bool = False
+    """whether the plan has stages: a group of fewer devices needs a layout of its own"""
 
     @classmethod
     def of(cls, order: Order) -> Self:
@@ -51,6 +53,7 @@ class MembershipPolicy:
             shares=tuple(order.request.plan.shares),
             whole=order.request.layout.name in WHOLE,
             wait_s=max(job.train.faults.wait_for_devices, job.queue_timeout) if queued else None,
+            staged=order.request.layout.has_stages,
         )
 
 
@@ -131,6 +134,11 @@ class MembershipState:
         """since when too few ranks are ready"""
         self.fruitless = FruitlessGroups(policy.faults.wait_for_devices)
         self.restore: Literal["needed", "asked", "done"] = "needed"
+        self.layout_asked: tuple[int, ...] = ()
+        """members whose layout is planned, or known"""
+        self.layout_known = False
+        self.no_layout: TrainwrightError | None = None
+        """why no layout fits them"""
         # The end.
         self.stop_asked_at: float | None = None
         self.saving = False

@@ -230,6 +230,18 @@ def _(planned: event.LayoutPlanned, state: MembershipState) -> None:
         next_group.ask_to_leave(state)
 
 
+@apply.register
+def _(ready: event.LayoutReady, state: MembershipState) -> None:
+    if ready.members == state.layout_asked:
+        state.layout_known = True
+
+
+@apply.register
+def _(refused: event.NoLayout, state: MembershipState) -> None:
+    if refused.members == state.layout_asked:
+        state.no_layout = refused.error
+
+
 # -- of the launch and of time ---------------------------------------------------------------------
 
 

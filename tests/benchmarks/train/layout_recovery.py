@@ -48,7 +48,11 @@ from recovery import Watch, line, seed_noise, verdict, wait_for
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.preview import plan_and_estimate
-from trainwright.tasks.allocate.replan import LayoutPlanner, StagePlanner, layout_planner
+from trainwright.tasks.allocate.replan.next_layout import (
+    LayoutPlanner,
+    StagePlanner,
+    layout_planner,
+)
 from trainwright.tasks.data import dataset
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.training_result import Result

@@ -9,11 +9,13 @@ from layout_cases import LOSS, convolution, dense_layer
 from layout_plans import HEAVY, LIGHT, case
 from pipeline_cases import blocks, units_of
 
+from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.allocate.replan import LayoutPlanner, NextLayout, layout_planner
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.allocate.replan.next_layout import LayoutPlanner, NextLayout, layout_planner
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.spec.eligibility import usable
 
 
 def planned(*args: Any, **options: Any) -> tuple[Plan, LayoutPlanner]:
@@ -124,6 +126,34 @@ def test_pipelines_that_are_planned_again_keep_the_jobs_schedule() -> None:
     assert layout is not None
     assert layout.name == "pipeline"
     assert layout.schedule == "gpipe"
+
+
+def after_one_is_lost(memory: float, **wanted: Any) -> Layout:
+    """The layout of three of four devices with so much memory."""
+    layers = blocks(5_000_000, Affine(fixed=0.0, per_sample=4e6))
+    given = {"layout": {"name": "pipeline", **wanted}, "hosts": 4, "memory": memory}
+    job, pool, estimate, data = case(layers, network="10Gbit", **given)
+    known = estimate.model_copy(update={"units": units_of(layers)})
+    devices = usable(pool, job)[1:]
+    layout = layout_planner(job, pool, known, data)(devices, [20, 22, 22], 4, (), True, {}).layout
+    assert layout is not None
+    assert {*layout.devices} == {one.id for one in devices}
+    return layout
+
+
+def test_after_pipelines_no_device_takes_more_than_its_memory_holds() -> None:
+    """The whole model takes 0.86 GiB with one sample."""
+    layout = after_one_is_lost(6e8)
+    assert layout.has_stages
+    assert all(stage.layers for one in layout.pipelines for stage in one.stages)
+
+
+def test_after_pipelines_it_is_infeasible_if_no_layout_fits() -> None:
+    with pytest.raises(Infeasible) as raised:
+        after_one_is_lost(4e8)
+    assert "memory binds" in str(raised.value)
+    assert "nearest with layout pipeline on 3 devices" in str(raised.value)
+    assert raised.value.details["binding"] == "memory"
 
 
 @pytest.mark.parametrize("layout", ["averaging", "mixed"])

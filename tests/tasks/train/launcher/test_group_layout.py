@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 from training_case import request
 
-from trainwright.tasks.allocate.replan import NextLayout
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.allocate.replan.next_layout import NextLayout
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.runs.artefacts.training_result import SplitEvent
 from trainwright.tasks.spec.pool import Device
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.launcher import group_layout
 from trainwright.tasks.train.launcher.group_layout import GroupLayouts
+from trainwright.tasks.train.launcher.planning_thread import PlanningThread
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 
@@ -293,6 +295,46 @@ def test_pipelines_are_planned_ahead_for_each_member_that_may_be_lost(
     assert found.layout == layout_of(["here/0", "here/2"], [30, 30])
     assert len(planner.planned) == 3
     assert layouts.of(group(0, 1, 2)).layout is None
+
+
+def test_a_layout_that_is_needed_is_planned_before_those_ahead() -> None:
+    begun, go_on = list[int](), threading.Event()
+
+    def plan(key: int) -> int:
+        begun.append(key)
+        go_on.wait(20)
+        if key == 3:
+            raise Infeasible("three")
+        return 2 * key
+
+    thread = PlanningThread[int, int](plan, "test")
+    thread.plan_ahead([0, 1, 2, 3])
+    while not begun:
+        time.sleep(0.001)
+    thread.plan_ahead([2, 3])  # 1 is no longer wanted
+    needed = thread.need(3)
+    go_on.set()
+    with pytest.raises(Infeasible, match="three"):
+        needed.result(20)
+    assert thread.need(2).result(20) == 4
+    assert thread.need(3) is needed
+    assert begun == [0, 3, 2]
+
+
+def test_without_a_planner_no_stage_is_replaced(asked: TrainRequest) -> None:
+    with pytest.raises(Infeasible, match="a stage of the pipelines is missing: only a training"):
+        GroupLayouts(staged_on(asked), None).layout_of_some([0, 2]).result()
+
+
+def test_after_stages_an_infeasible_answer_is_no_layout(asked: TrainRequest) -> None:
+    def refuses(*_: Any) -> NextLayout:
+        raise Infeasible("no feasible plan: memory binds")
+
+    layouts = GroupLayouts(staged_on(asked), refuses)
+    with pytest.raises(Infeasible, match="memory binds"):
+        layouts.layout_of_some([0, 2]).result(20)
+    with pytest.raises(Infeasible, match="memory binds"):
+        layouts.of(group(0, 2))
 
 
 def test_a_group_that_only_ends_the_training_is_not_planned(asked: TrainRequest) -> None:

@@ -13,7 +13,7 @@ from pipeline_cases import blocks, units_of
 from training_case import request
 
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.allocate.replan import StagePlanner
+from trainwright.tasks.allocate.replan.next_layout import StagePlanner
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.launcher.moved_cuts import (

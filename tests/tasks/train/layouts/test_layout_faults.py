@@ -13,7 +13,7 @@ import pytest
 from layout_ranks import with_layout
 from training_case import SLOW, alone, pids, request, rows, when_checkpoint
 
-from trainwright.tasks.allocate.replan import NextLayout
+from trainwright.tasks.allocate.replan.next_layout import NextLayout
 from trainwright.tasks.errors import Interrupted, TrainingFailed
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.spec.pool import Device

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.errors import Infeasible, TrainingFailed
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.train_spec import FaultPolicy
 from trainwright.tasks.train.batch.sampling import split_among
@@ -34,6 +34,7 @@ def policy(
     restarts: int = 2,
     wait_for_devices: float = 60.0,
     whole: bool = True,
+    staged: bool = False,
 ) -> MembershipPolicy:
     """The policy of a launch on this many devices, each on its own host unless local."""
     step = Interval(median=0.01, low=0.01, high=0.02)
@@ -55,7 +56,7 @@ def policy(
     faults = FaultPolicy(
         stall_timeout="60s", wait_for_devices=f"{wait_for_devices:g}s", restarts=restarts
     )
-    return MembershipPolicy(devices, min_count, faults, searches, whole=whole)
+    return MembershipPolicy(devices, min_count, faults, searches, whole=whole, staged=staged)
 
 
 @dataclass(eq=False)
@@ -92,6 +93,11 @@ class SimulatedRanks:
         self.stored_step = checkpoint_step
         self.restored: tuple[str | None, int] | None = None
         self.restore_asked = False
+        self.least_for_layout = 1
+        """fewer devices than these hold no layout"""
+        self.layout_asked: tuple[int, ...] = ()
+        self.layout_of: tuple[int, ...] = ()
+        """members for which a layout has been found since the last group"""
         self.split, self.limits = [BATCH] * self.count, dict[int, int]()
         self.starts: Counter[int] = Counter()
         """starts of each device's processes since the last checkpoint"""
@@ -214,6 +220,10 @@ class SimulatedRanks:
                 assert not self.policy.searches
                 assert all(one.step is None for one in self._usable())
                 self.restore_asked = True
+            case instruction.PlanLayout(members):
+                assert self.policy.staged
+                assert len(members) < self.count
+                self.layout_asked = members
             case instruction.Notice(message):
                 assert message
             case instruction.Finish():
@@ -267,6 +277,9 @@ class SimulatedRanks:
             assert len(members) >= self.policy.min_count
             planned, total = [BATCH] * self.count, BATCH * self.count
             assert split_among(total, group.members, planned, self.limits) is not None
+            if self.policy.staged and len(members) < self.count:
+                assert self.layout_of == (*group.members,), "a group without a layout"
+        self.layout_of = ()
         fresh = all(one.step is None for one in members)
         if fresh and not self.policy.searches:
             if last:
@@ -374,6 +387,15 @@ class SimulatedRanks:
                 self.starts[number] = 1 if number in self.processes else 0
             self.tell(event.CheckpointStored(self.now, step))
 
+    def plan_layout(self) -> None:
+        """Answer the question for a layout."""
+        asked, self.layout_asked = self.layout_asked, ()
+        if len(asked) < self.least_for_layout:
+            self.tell(event.NoLayout(self.now, asked, Infeasible("memory", lacks=len(asked))))
+        else:
+            self.layout_of = asked
+            self.tell(event.LayoutReady(self.now, asked))
+
     def restore(self) -> None:
         """Fetch the newest checkpoint, as requested."""
         self.restore_asked = False
@@ -437,6 +459,9 @@ class SimulatedRanks:
                 acted = True
         if self.end is None and self.restore_asked:
             self.restore()
+            acted = True
+        if self.end is None and self.layout_asked:
+            self.plan_layout()
             acted = True
         if self.end is None and self.spare == "loading":
             self.spare = "loaded"

@@ -32,6 +32,7 @@ class AnyOrder(RuleBasedStateMachine):
         begun=st.sampled_from([0, 5]),
         rounds=st.sampled_from([5, 5, 5, 0]),
         whole=st.booleans(),
+        least_for_layout=st.sampled_from([0, 0, 1, 2, 3]),
     )
     def begin(
         self,
@@ -44,6 +45,7 @@ class AnyOrder(RuleBasedStateMachine):
         begun: int,
         rounds: int,
         whole: bool,
+        least_for_layout: int,
     ) -> None:
         chosen = policy(
             count,
@@ -53,8 +55,10 @@ class AnyOrder(RuleBasedStateMachine):
             restarts=restarts,
             wait_for_devices=patience_s,
             whole=whole,
+            staged=least_for_layout > 0,
         )
         self.ranks = SimulatedRanks(chosen, checkpoint_step=0 if searches else begun)
+        self.ranks.least_for_layout = least_for_layout
         self.ranks.tick()
         self.all_do_what_they_can(rounds)
 
@@ -120,6 +124,12 @@ class AnyOrder(RuleBasedStateMachine):
     def a_checkpoint_is_restored(self) -> None:
         if self.ranks.restore_asked:
             self.ranks.restore()
+
+    @precondition(running)
+    @rule()
+    def a_layout_is_planned(self) -> None:
+        if self.ranks.layout_asked:
+            self.ranks.plan_layout()
 
     # -- what goes wrong ---------------------------------------------------------------------------
 

@@ -800,6 +800,55 @@ def test_events_of_ended_processes_and_events_after_the_end_are_ignored() -> Non
     assert len(ranks.seen) == 1
 
 
+def test_after_stages_a_smaller_group_waits_for_its_layout() -> None:
+    ranks = training(3, staged=True)
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    leave(ranks, 2, sum_error="reset")
+    ranks.tick(10.0)
+    assert ranks.seen.count(instruction.PlanLayout((0, 2))) == 1
+    assert not groups(ranks)
+    ranks.tell(event.LayoutReady(ranks.now, (0,)))  # of another question
+    assert not groups(ranks)
+    ranks.plan_layout()
+    assert [one.members for one in groups(ranks)] == [[0, 2]]
+    go_on(ranks, lambda: len(groups(ranks)) == 2, train=True)
+    assert groups(ranks)[1].members == [0, 1, 2]  # the plan's layout
+
+
+def test_devices_that_hold_no_layout_wait_for_the_others() -> None:
+    ranks = training(3, staged=True)
+    ranks.least_for_layout = 3
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    leave(ranks, 2, sum_error="reset")
+    ranks.plan_layout()
+    waits = "2 of 3 devices left, and memory: training waits up to 60 s for others"
+    assert notices(ranks) == [waits]
+    go_on(ranks, lambda: bool(groups(ranks)))
+    assert [one.members for one in groups(ranks)] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("committed", [0, 5])
+def test_if_the_others_do_not_come_back_it_is_infeasible_and_can_be_continued(
+    committed: int,
+) -> None:
+    ranks = training(3, staged=True, restarts=0, committed=committed)
+    ranks.least_for_layout = 3
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    leave(ranks, 2, sum_error="reset")
+    ranks.plan_layout()
+    found = error(ranks)
+    assert (found.exit_code, found.details) == (3, {"lacks": 2})
+    assert str(found) == (
+        "2 of 3 devices left, and memory (rank 1 (h1/cpu) was killed by SIGKILL; its log is "
+        f"its.log){'; the checkpoint of step 5 is kept' if committed else ''}: "
+        "run it again when the devices are back"
+    )
+    assert not groups(ranks)
+
+
 def test_a_better_layout_makes_the_members_form_their_group_again_between_two_steps() -> None:
     ranks = training(3)
     ranks.tell(event.LayoutPlanned(ranks.now, (0, 1, 2), "other cuts"))

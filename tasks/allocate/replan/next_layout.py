@@ -1,22 +1,16 @@
-"""Makes a run's plan, and another one if the pool changed or a replan was requested.
-
-Learning rate and checkpoint are valid only for the run's global batch. So another plan keeps the
-global batch, and may change all else. While a training runs, only its layout is planned again, for
-the devices that are left.
-"""
+"""Layouts for a training that runs: for the devices that it has left, and by measured speeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
-from trainwright.tasks import progress
-from trainwright.tasks.allocate.acquire import Planner, gone
 from trainwright.tasks.allocate.actions.network import RankNetwork
 from trainwright.tasks.allocate.actions.step_simulator import StepSimulator
+from trainwright.tasks.allocate.batch_choice import choose_batch
+from trainwright.tasks.allocate.infeasible.binding_limits import infeasible
 from trainwright.tasks.allocate.layouts.choose import LayoutChoice, links_between
-from trainwright.tasks.allocate.layouts.planning import laid_out
+from trainwright.tasks.allocate.layouts.planning import LayoutCandidate, laid_out
 from trainwright.tasks.allocate.layouts.words import in_words
 from trainwright.tasks.allocate.pipelines.pipeline_plans import PipelinePlanner
 from trainwright.tasks.allocate.pipelines.pipeline_rules import why_no_pipeline
@@ -24,102 +18,16 @@ from trainwright.tasks.allocate.plan.configuration import Configuration, Limits
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.kinds import Share
 from trainwright.tasks.allocate.plan.placement import placements
-from trainwright.tasks.allocate.plan.split import shares
 from trainwright.tasks.allocate.plan.topology import Topology
-from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.problem import PlanningProblem
-from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.estimate.step import predicted
+from trainwright.tasks.allocate.recompute_search import recomputing
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout
-from trainwright.tasks.runs.artefacts.plan import Plan
-from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import Job
-from trainwright.tasks.spec.pool import Device, Pool, load_pool
+from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.spec.train_spec import LayoutSpec
-
-
-def planner(run: Run, data: DataSchema) -> Planner:
-    """A planner for the run's first plan. Estimates again if the pool has other device kinds.
-
-    The planner raises Infeasible.
-    """
-    job = run.job()
-
-    def plan(devices: list[Device]) -> Plan:
-        found = run.read(Estimate)
-        if len(_known(devices, found)) < len(devices):
-            pool = load_pool(job.pool).name
-            progress.emit(
-                "notice",
-                message=f"plan: pool {pool} has other kinds of devices now; estimating again",
-            )
-            found = predicted(run)
-            run.write(found)
-        return make_plan(
-            job, load_pool(job.pool), found, data, _known(devices, found), now=datetime.now(UTC)
-        )
-
-    return plan
-
-
-def _known(devices: list[Device], estimate: Estimate) -> list[Device]:
-    # the pool may have changed after the estimate
-    kinds = {device.variant: device for device in devices}
-    known = {variant for variant, device in kinds.items() if estimate.find(device) is not None}
-    return [device for device in devices if device.variant in known]
-
-
-def replanner(run: Run, data: DataSchema) -> Planner:
-    """A planner that keeps the global batch, with a new estimate.
-
-    The planner raises Infeasible, naming devices that are gone.
-    """
-    job = run.job()
-    estimated = False
-
-    def again(devices: list[Device]) -> Plan:
-        nonlocal estimated
-        before = run.read(Plan)
-        train = job.train.model_copy(update={"global_batch_size": before.global_batch_size})
-        lost, pool = ", ".join(gone(before, job)), load_pool(job.pool)
-        if not estimated or len(_known(devices, run.read(Estimate))) < len(devices):
-            why = f"pool {pool.name} no longer has {lost} as planned; " if lost else ""
-            progress.emit("notice", message=f"plan: {why}planning again")
-            estimated = True
-            run.write(predicted(run))
-        same_batch, found = job.model_copy(update={"train": train}), run.read(Estimate)
-        try:
-            return make_plan(
-                same_batch,
-                pool,
-                found,
-                data,
-                _known(devices, found),
-                now=datetime.now(UTC),
-                continues=True,
-            )
-        except Infeasible as error:
-            lacking = f"pool {pool.name} no longer has {lost} as planned, and without it, "
-            why = lacking if lost else ""
-            raise Infeasible(
-                f"plan: {why}for the same global batch of {before.global_batch_size}: {error}",
-                **error.details,
-            ) from error
-
-    return again
-
-
-def require_devices(plan: Plan, job: Job) -> None:
-    """Check that a plan's devices exist, for a plan that must not change. Raises BadInput."""
-    lost = gone(plan, job)
-    if lost:
-        raise BadInput(
-            f"--replay: its plan uses {', '.join(lost)}, "
-            f"which pool {load_pool(job.pool).name} does not have; "
-            "allowed: a pool with the devices of the replayed run"
-        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +54,8 @@ def layout_planner(job: Job, pool: Pool, estimate: Estimate, data: DataSchema) -
 
     It keeps the layout that the job names, and its deadline and budget do not count: they are to be
     met as nearly as possible. The planner raises BadInput if the model or the devices do not
-    permit the job's layout, or if it does not let the given layers be summed.
+    permit the job's layout, or if it does not let the given layers be summed; after stages,
+    Infeasible if no layout fits into the devices' memory.
     """
 
     def plan(
@@ -159,7 +68,7 @@ def layout_planner(job: Job, pool: Pool, estimate: Estimate, data: DataSchema) -
     ) -> NextLayout:
         if staged:
             model = CostModel(job, pool, estimate, data, slower=slower)
-            return _after_stages(job, model, devices, sum(batches))
+            return _after_stages(job, model, devices, sum(batches), accumulation)
         wanted, only = job.train.layout, job.train.dense
         if summed and only is not None:
             raise BadInput(f"train.layout: permits no other way for {', '.join(sorted(summed))}")
@@ -183,40 +92,48 @@ def layout_planner(job: Job, pool: Pool, estimate: Estimate, data: DataSchema) -
     return plan
 
 
-def _after_stages(job: Job, model: CostModel, devices: Sequence[Device], batch: int) -> NextLayout:
-    """The best of pipelines and whole models on the devices that a pipeline has left.
+def _after_stages(
+    job: Job, model: CostModel, devices: Sequence[Device], batch: int, accumulation: int
+) -> NextLayout:
+    """The best of pipelines and whole models on all the devices that a pipeline has left.
 
     Raises Infeasible if their memory holds neither.
     """
-    train = job.train.model_copy(update={"global_batch_size": batch, "layout": "auto"})
-    limits = job.devices.model_copy(update={"min_count": len(devices)})
-    open_job = job.model_copy(update={"train": train, "devices": limits})
-    problem = replace(PlanningProblem.of(open_job, model, list(devices)), limits=Limits())
-    times = [model.kind(device).curve.median_s(batch) for device in devices]
-    sizes = shares(batch, [round(1e6 * min(times) / one) for one in times])
-    goal = job.objective.minimize
-    whole = laid_out(_configured(model, devices, sizes, 1), "auto", goal, Limits()).chosen
-    found = [whole]
+    asked = job.train.pipeline or LayoutSpec()
+    whole = "auto" if asked.recompute == "auto" else LayoutSpec(recompute=asked.recompute)
+    train = job.train.model_copy(update={"global_batch_size": batch, "layout": whole})
+    counts = {"min_count": len(devices), "max_count": len(devices)}
+    limits = job.devices.model_copy(update=counts)
+    problem = PlanningProblem.of(
+        job.model_copy(update={"train": train, "devices": limits}),
+        model,
+        list(devices),
+        accumulation,
+    )
+    problem = replace(problem, limits=Limits())
+    numbers = {"name": "pipeline", "stages": None, "replicas": None, "micro_batches": None}
+    found = _whole_models(problem)
     if why_no_pipeline(problem) is None:
-        asked = job.train.pipeline or LayoutSpec()
-        numbers = {"name": "pipeline", "stages": None, "replicas": None, "micro_batches": None}
-        spec = asked.model_copy(update=numbers)
-        planner = PipelinePlanner(problem, spec)
+        planner = PipelinePlanner(problem, asked.model_copy(update=numbers))
         found += [one.candidate for one in planner.plans(batch)]
-    every = {device.id for device in devices}
-    fitting = [
-        one
-        for one in found
-        if one.shortage is None
-        and (one.configuration.layout is None or {*one.configuration.layout.devices} == every)
-    ]
+    fitting = [one for one in found if one.shortage is None]
     if not fitting:
-        raise Infeasible("no layout fits into the memory of the devices that are left")
-    best = min(fitting, key=lambda one: one.configuration.value(goal))
-    layout = best.configuration.layout
-    if layout is None:
-        layout = LayoutChoice(best.configuration).layout({})
+        raise infeasible(problem)
+    best = min(fitting, key=lambda one: one.configuration.value(problem.goal))
+    layout = best.configuration.layout or LayoutChoice(best.configuration).layout({})
     return NextLayout(layout, best.words or layout.name)
+
+
+def _whole_models(problem: PlanningProblem) -> list[LayoutCandidate]:
+    """The best layouts in which each device has the whole model, with and without recomputation."""
+    chosen, _ = choose_batch(problem)
+    plain = None if chosen is None else chosen.best
+    found = []
+    if plain is not None and problem.job.train.recomputes != "all":
+        found.append(laid_out(plain, "auto", problem.goal, problem.limits).chosen)
+    if (again := recomputing(problem, plain)) is not None:
+        found.append(again.laid_out(again.best, plain).chosen)
+    return found
 
 
 @dataclass(frozen=True)
