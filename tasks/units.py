@@ -24,7 +24,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """0.0123 -> 12.3 ms, 75 -> 1 min 15 s."""
+    """0.0123 -> 12.3 ms, 75 -> 1 min 15 s, 1800 -> 30 min."""
     if value is None:
         return "-"
     if value < 1e-3:
@@ -35,7 +35,9 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    if hours:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
 def amount(value: float | None, unit: str = "") -> str:

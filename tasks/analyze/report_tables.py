@@ -31,7 +31,7 @@ def recommended(found: Recommendation | None) -> str:
         ]
         for place, one in enumerate(found.candidates, 1)
     ]
-    metric = escape(f"{found.metric or 'metric'} (80 %)")
+    metric = escape(f"{found.metric or 'metric'} (80 % interval)")
     columns = ["", "candidate", "parameters", metric, "time", "why"]
     recipe = "; ".join(f"{name} {value}" for name, value in found.recipe.items())
     notes = "".join(f"<p>{escape(note)}</p>" for note in found.notes)

@@ -73,7 +73,7 @@ def why_predicted(schema: DataSchema, prediction: MetricPrediction | None) -> st
         for one in sorted((error.low, error.high), reverse=metric == "accuracy")
     )
     return (
-        f"predicted {shown_metric(metric, error.median)} (80 %: {low} to {high}), "
+        f"predicted {shown_metric(metric, error.median)} (80 % interval: {low} to {high}), "
         f"{compared_with(prediction)}"
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich.box import Box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -29,6 +30,9 @@ out = Console(
 )
 err = Console(stderr=True, highlight=False)
 
+# Without lines between columns. In a file or a pipe tables have no frame, so that other programs
+# can read them.
+_FRAME = Box("╭──╮\n│  │\n├──┤\n│  │\n├──┤\n├──┤\n│  │\n╰──╯\n")
 _OF_POWER = ("energy_j", "cost")
 
 
@@ -53,9 +57,11 @@ def grid(
         title=title,
         title_justify="left",
         title_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
+        box=_FRAME if out.is_terminal else None,
+        border_style="dim",
+        pad_edge=out.is_terminal,
+        padding=(0, 1) if out.is_terminal else (0, 2, 0, 0),
+        collapse_padding=True,
         show_header=any(columns),
     )
     for number, column in enumerate(columns):

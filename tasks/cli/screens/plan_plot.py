@@ -218,7 +218,7 @@ def _legend(plan: Plan, marks: Sequence[Mark]) -> list[tuple[str, str]]:
             sure = f"{plain(100 * plan.not_exceeded.confidence, 4)} %"
             bar = line((12, -4), (28, -4), COLOURS["plan"])
             end = line((28, -8), (28, 0), COLOURS["plan"])
-            found.append((bar + end, f"upper bound at {sure} confidence: limits apply to this"))
+            found.append((bar + end, f"at most ({sure}): limits apply to this"))
     return found
 
 

@@ -12,6 +12,7 @@ from trainwright.tasks.allocate.layouts.words import SYNC_WORDS, layers_text
 from trainwright.tasks.allocate.plan.device_counts import as_text
 from trainwright.tasks.cli.screens.console import out, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
+from trainwright.tasks.cli.screens.plan_sentence import micro, plan_sentence
 from trainwright.tasks.cli.screens.quantities import (
     ENERGIES,
     SIZES,
@@ -38,12 +39,14 @@ _GROUPS_SHOWN = 12
 
 
 def show_plan(plan: Plan) -> None:
-    """A plan: its devices, what is predicted, other choices, and what was searched."""
+    """A plan: in a sentence; its devices, what is predicted, other choices, what was searched."""
+    out.print(plan_sentence(plan), style="bold", markup=False)
+    out.print()
     _show_devices(plan)
+    _show_predicted(plan)
     _show_layout(plan)
     _show_steps(plan)
     show_held(plan.held)
-    _show_predicted(plan)
     show_kinds(plan.predicted.by_kind if plan.predicted is not None else [])
     _show_alternatives(plan)
     _show_batches(plan)
@@ -67,7 +70,7 @@ def _show_devices(plan: Plan) -> None:
         [value for one in times for value in (one.median, one.low, one.high)], TIMES
     )
     memory, sizes = headed("memory", [one.peak_memory_bytes for one in devices], SIZES)
-    step = (f"own step\n{unit}", f"5 %\n{unit}", f"95 %\n{unit}")
+    step = (f"own step\n{unit}", f"low\n{unit}", f"high\n{unit}")
     rows = [
         (
             _broken(one.id),
@@ -80,7 +83,7 @@ def _show_devices(plan: Plan) -> None:
     ]
     table(
         f"devices, global batch {plan.global_batch_size}{micro(plan.accumulation)}"
-        f"{_of_stages(plan)}",
+        f"{_of_stages(plan)}; step: median and 90 % interval",
         ("device", "batch", *step, memory, "predicted\nby"),
         rows,
         right=(1, 2, 3, 4, 5),
@@ -208,7 +211,7 @@ def _show_predicted(plan: Plan) -> None:
         unit, (text,) = column([limit], units)
         if limit is not None or name == "deadline":
             rows.append((f"{name}, {unit}" if limit is not None else name, "", "", "", text))
-    held = f"upper bound\n({100 * most.confidence:.4g} %)" if most is not None else "limit"
+    held = f"at most\n({100 * most.confidence:.4g} %)" if most is not None else "limit"
     table(
         f"predicted (90 % interval), least {plan.objective}",
         ("", "median", "low", "high", held),
@@ -299,10 +302,6 @@ def _laid_out(one: FrontPoint, plan: Plan) -> str:
     """Its layout, if it is not the plan's."""
     chosen = plan.layout.name if plan.layout is not None else DATA_PARALLEL
     return f", {one.layout}" if one.layout != chosen else ""
-
-
-def micro(accumulation: int) -> str:
-    return f" in {accumulation} micro-batches" if accumulation > 1 else ""
 
 
 def _of_stages(plan: Plan) -> str:

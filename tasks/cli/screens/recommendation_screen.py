@@ -18,7 +18,7 @@ def show_recommendation(found: Recommendation) -> None:
         "template",
         "size",
         "parameters",
-        f"{found.metric or 'metric'} (80 %)",
+        f"{found.metric or 'metric'} (80 % interval)",
         *(["probed"] if probed else []),
         "time",
         "energy",

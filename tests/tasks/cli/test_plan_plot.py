@@ -81,7 +81,7 @@ def test_limits_are_lines_or_named_beyond_the_axes() -> None:
     assert any(one.startswith("beyond the axes: hosts' windows ") for one in found)
     assert any(one.endswith("budget 900 units") for one in found)
     assert "a limit" in found
-    assert "upper bound at 90 % confidence: limits apply to this" in found
+    assert "at most (90 %): limits apply to this" in found
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from pipeline_cases import pipeline_plan_and_estimate
 from plans import NOON, curve
 from plans import plan as planned
+from rich.console import Console
 
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks import progress
@@ -183,6 +185,11 @@ def test_a_plan_shows_its_micro_batches_and_each_limit_beside_its_value(
     assert plan.not_exceeded is not None
     assert any(f"in {plan.accumulation} micro-batches" in line for line in lines)
     assert any("(95 %)" in line for line in lines)
+    assert re.fullmatch(
+        r"1 CPU, 512 samples in \d+ micro-batches, about .*s, at most .*s \(95 %\); "
+        r"deadline 1 h; budget 7\.25 units",
+        next(line for line in lines if line),
+    )
     rows = {
         words[0]: (words[1], float(words[-1]))
         for words in map(str.split, lines)
@@ -398,3 +405,19 @@ def test_a_pipelines_plan_says_what_was_searched_of_it(capsys: pytest.CaptureFix
         assert one.step_shares is not None
         assert one.step_shares.communicate == 0
         assert one.step_shares.compute + one.step_shares.wait == pytest.approx(1)
+
+
+def test_a_terminal_gets_frames_that_fit_and_a_pipe_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def printed(*, terminal: bool) -> list[str]:
+        text = io.StringIO()
+        screen = Console(file=text, force_terminal=terminal, width=40, color_system=None)
+        monkeypatch.setattr(console, "out", screen)
+        console.table("runs", ("job", "metric"), [("digits", "0.99 " * 20)], right=(1,))
+        return [line for line in text.getvalue().splitlines() if line.strip()]
+
+    framed, bare = printed(terminal=True), printed(terminal=False)
+    assert (framed[1][0], framed[1][-1]) == ("╭", "╮")
+    assert {len(line) for line in framed[1:]} == {40}
+    assert not any("│" in line or "─" in line for line in bare)
