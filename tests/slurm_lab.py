@@ -49,7 +49,7 @@ SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=2,bf
 ReturnToService=2
 SlurmctldTimeout=30
 SlurmdTimeout={silence}
-KillWait=5
+KillWait=2
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 PriorityType=priority/basic

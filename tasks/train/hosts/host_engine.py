@@ -39,6 +39,8 @@ class HostStanding:
 
     status: Literal["queued", "granted", "refused"]
     why: str = ""
+    expected: str = ""
+    """when the engine expects to grant it, as it says so"""
 
 
 class HostEngine(Protocol):

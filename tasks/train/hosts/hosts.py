@@ -86,7 +86,7 @@ class Hosts:
         for device in self._devices:
             if not device.local and device.address not in self._sessions:
                 self._sessions[device.address] = self._session_with(device.address)
-        self._arrivals = Arrivals(self._order, self._sessions)
+        self._arrivals = Arrivals(self._order, self._sessions, self._session_with)
         found = self._arrivals.first(self._check_stop)
         # Ranks on this machine run no image: then versions must be equal everywhere.
         remote, there = all(not device.local for device in self._devices), list(found.values())

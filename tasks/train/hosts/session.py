@@ -161,7 +161,8 @@ class Session:
                 granted_at = None
                 if standing.why != why:
                     why = standing.why
-                    progress.emit("notice", message=f"{self} waits {why}")
+                    then = f"; expected at {standing.expected}" if standing.expected else ""
+                    progress.emit("notice", message=f"{self} waits {why}{then}")
             elif granted_at is None:
                 granted_at = time.monotonic()
             elif time.monotonic() - granted_at > HELLO_TIMEOUT_S:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-FORMAT = "%j|%T|%r"
-"""squeue's format of a job: its name, its state, and why it waits."""
+FORMAT = "%j|%T|%S|%r"
+"""squeue's format of a job: its name, state, (expected) start, and why it waits."""
 WAITING = ("PENDING", "CONFIGURING")
 # Reasons for which a job waits until someone changes it: no node can ever take it.
 _NEVER = re.compile(
@@ -31,6 +31,7 @@ class QueuedJob:
     """A job in Slurm's queue; one that runs is in it too."""
 
     state: str
+    starts: str
     reason: str
 
     @property
@@ -43,8 +44,8 @@ def waiting(listed: str) -> dict[str, QueuedJob]:
     """The jobs that squeue lists, by name."""
     found = {}
     for line in listed.splitlines():
-        name, state, reason = line.split("|", 2)
-        found[name] = QueuedJob(state.strip(), reason.strip())
+        name, state, starts, reason = line.split("|", 3)
+        found[name] = QueuedJob(state, "" if starts == "N/A" else starts, reason.strip())
     return found
 
 

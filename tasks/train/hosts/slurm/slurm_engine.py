@@ -91,7 +91,7 @@ class SlurmEngine:
             return HostStanding("granted")
         if job.never_starts:
             return HostStanding("refused", job.reason)
-        return HostStanding("queued", f"in Slurm's queue ({job.reason})")
+        return HostStanding("queued", f"in Slurm's queue ({job.reason})", job.starts)
 
     def _ask(self) -> dict[str, slurm_answers.QueuedJob]:
         """This user's jobs. Raises ServiceUnreachable."""

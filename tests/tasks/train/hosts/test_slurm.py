@@ -20,13 +20,19 @@ from hosts_case import SLOW, until
 from lab import LabHost
 from slurm_case import on_slurm, pool_of
 from slurm_lab import SlurmLab
-from training_case import once, request, rows
+from training_case import once, request, rows, with_min_count
 
-from trainwright.tasks.errors import BadInput, Interrupted, Preempted, ServiceUnreachable
+from trainwright.tasks.errors import (
+    BadInput,
+    Interrupted,
+    Preempted,
+    RunHeld,
+    ServiceUnreachable,
+)
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train import TrainRequest, train
-from trainwright.tasks.train.hosts import reconnect
+from trainwright.tasks.train.hosts import arrivals, reconnect
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.hosts.slurm import slurm_engine
@@ -238,6 +244,39 @@ def test_a_training_goes_on_without_a_lost_node_and_takes_it_back(
     assert until(lambda: left(slurm) == [], 10), left(slurm)
 
 
+def test_too_few_hosts_are_given_back_and_asked_for_again(
+    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that two runs don't wait for each other for ever."""
+    monkeypatch.setattr(arrivals, "GIVE_BACK_AFTER_S", 1.0)
+    monkeypatch.setattr(arrivals, "MOST_PAUSE_S", 0.1)
+    other = subprocess.Popen(["srun", "-N2", "-w", "h2,h3", "sleep", "600"])
+    assert until(lambda: len(slurm.queue()) == 1)
+    asked = with_min_count(on_slurm(tmp_path, slurm, [40, 20], backend="torch"), 2)
+
+    def given_back() -> bool:
+        return any("given back for now" in str(event.get("message")) for event in list(heard))
+
+    watcher = once(given_back, other.terminate)
+    assert train(asked).steps == 24
+    watcher.join()
+    assert other.wait() != 0
+    waits = next(one["message"] for one in heard if "waits in Slurm's queue" in str(one))
+    assert "(Resources)" in waits or "(Priority)" in waits
+
+
+def test_a_run_whose_hosts_are_not_granted_in_time_says_so(tmp_path: Path, slurm: SlurmLab) -> None:
+    slurm.update_node("h2", "drain")
+    try:
+        asked = on_slurm(tmp_path, slurm, [60], options={"node": "h2"})
+        job = asked.job.model_copy(update={"queue_timeout": 1.0})
+        with pytest.raises(RunHeld, match=r"host cpu not granted within queue_timeout \(1 s\)"):
+            train(asked.model_copy(update={"job": job}))
+        assert until(lambda: left(slurm) == [], 10), left(slurm)
+    finally:
+        slurm.update_node("h2", "resume")
+
+
 def urgent(cluster: SlurmLab, node: str, seconds: float) -> subprocess.Popen[bytes]:
     """A job of another user's that takes a node by preemption."""
     return subprocess.Popen(["srun", "-p", "urgent", "-w", node, "sleep", str(seconds)])
@@ -277,15 +316,21 @@ def test_a_training_whose_only_host_is_preempted_saves_and_goes_on_later(
     assert losses(asked) == losses(quiet)
 
 
-def test_a_host_that_is_cut_off_silently_is_lost(
+def test_the_others_go_on_without_a_host_that_is_cut_off_silently(
     tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SlurmEngine, "silence_s", 7.0)
     asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
-    until_all_are_back(
-        asked,
-        heard,
-        (lambda: trained(heard, 10), lambda: slurm.lab.cut("h2")),
-        (lambda: "continues with 2 of 3" in reasons(heard), lambda: slurm.lab.join("h2")),
-    )
+    stop = threading.Event()
+    watchers = [
+        once(lambda: trained(heard, 10), lambda: slurm.lab.cut("h2")),
+        once(lambda: "continues with 2 of 3" in reasons(heard), stop.set),
+    ]
+    try:
+        with pytest.raises(Interrupted):
+            train(asked, stop=stop)
+    finally:
+        slurm.lab.join("h2")
+    for one in watchers:
+        one.join()
     assert "no message for 7 s" in reasons(heard)

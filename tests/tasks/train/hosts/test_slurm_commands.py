@@ -143,11 +143,13 @@ def test_srun_that_says_nothing_has_lost_its_job() -> None:
 
 def test_the_queue_says_which_jobs_wait_and_which_never_start() -> None:
     found = slurm_answers.waiting(
-        "a|PENDING|Resources\nb|RUNNING|None\nc|PENDING|BadConstraints\n"
-        "d|PENDING|ReqNodeNotAvail, UnavailableNodes:h2\ne|PENDING|QOSMaxCpuPerJobLimit\n"
+        "a|PENDING|2026-01-01T12:00:00|Resources\nb|RUNNING|2026-01-01T00:00:00|None\n"
+        "c|PENDING|N/A|BadConstraints\nd|PENDING|N/A|ReqNodeNotAvail, UnavailableNodes:h2\n"
+        "e|PENDING|N/A|QOSMaxCpuPerJobLimit\n"
     )
     assert [name for name, job in found.items() if job.state in slurm_answers.WAITING] == [
         *("a", "c", "d", "e")
     ]
     assert [name for name, job in found.items() if job.never_starts] == ["c", "e"]
+    assert [found["a"].starts, found["d"].starts] == ["2026-01-01T12:00:00", ""]
     assert found["d"].reason == "ReqNodeNotAvail, UnavailableNodes:h2"
