@@ -24,6 +24,7 @@ SLOW = [
         "how-to/commands.md",
         "how-to/estimates.md",
         "tutorial/own-table.md",
+        "how-to/predict.md",
         "tutorial/images-and-model.md",
     )
 ]
@@ -37,7 +38,6 @@ NOT_RUN = {
     "docs/how-to/install.md": 1,
     "docs/how-to/kubernetes.md": 3,
     "docs/how-to/layouts.md": 1,
-    "docs/how-to/predict.md": 1,
     "docs/how-to/s3-servers.md": 1,
     "docs/how-to/service.md": 1,
     "docs/how-to/slurm.md": 1,
