@@ -302,6 +302,23 @@ def test_a_job_with_a_hostile_name_fails_in_one_line_and_does_no_harm(
         )
 
 
+def test_the_tab_of_a_dag_run_that_opened_no_run_shows_the_error_line(
+    chromium: Any, airflow: AirflowClient, where: str
+) -> None:
+    failed = airflow.start("tabs", job=JOB | {"train": {"epochs": -1}})
+    assert airflow.ended(failed) == "failed"
+    run_id = failed.rpartition("/")[2]
+    with logged_in(chromium, airflow, "viewer") as tab:
+        tab.page.goto(
+            f"{airflow.base}/trainwright/page/?screen=airflow&dag=tabs"
+            f"&run={urllib.parse.quote(urllib.parse.unquote(run_id), safe='')}"
+        )
+        line = tab.page.locator("[role=alert] >> text=bad_input: ").first
+        line.wait_for()
+        assert "train.epochs" in line.inner_text()
+        tab.picture("airflow-failed")
+
+
 def test_hostile_names_in_a_tabs_address_are_shown_as_text(
     chromium: Any, airflow: AirflowClient, where: str
 ) -> None:

@@ -51,6 +51,27 @@ export async function file(path) {
   return (await ask(path)).blob();
 }
 
+// Airflow's own API, in whose frame this page is: null if it does not answer, or not to this user.
+async function airflowApi(path, signal) {
+  const headers = { Accept: "application/json" };
+  const answer = await fetch(new URL(`../api/v2/${path}`, base), { headers, credentials: "same-origin", signal });
+  return answer.ok ? answer.json() : null;
+}
+
+const ERROR_LINE = /^[a-z_]+: \S/; // as operators log it: `kind: what is wrong; what is allowed`
+
+// The failed tasks of a DAG run: each with the error's line from its log, or null if the log has none.
+export async function failedTasks(dag, run, signal) {
+  const path = `dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
+  const failed = (await airflowApi(`${path}?state=failed`, signal))?.task_instances ?? [];
+  return Promise.all(failed.map(async ({ task_id: task, try_number: attempt, map_index: index }) => {
+    const of = `${path}/${encodeURIComponent(task)}/logs/${attempt}?map_index=${index}&full_content=true`;
+    const lines = (await airflowApi(of, signal))?.content ?? [];
+    const found = lines.find(({ level, event }) => level === "error" && ERROR_LINE.test(event));
+    return { task, line: found?.event ?? null };
+  }));
+}
+
 export const query = (fields) =>
   new URLSearchParams(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined && value !== "")).toString();
 

@@ -1,6 +1,6 @@
 // A run: progress, live curves, predicted and measured values, events, its plan.
 
-import { base, file, get, post, query, RUN } from "../api.js";
+import { base, failedTasks, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
 import { bounds, bytes, inUnit, joules, moment, number, percent, plain, range, rate, seconds, signed, whole } from "../format.js";
@@ -15,7 +15,13 @@ export async function airflow(root, { fields }, signal, failed) {
   await every(3000, async () => {
     const { runs } = await get(`runs?${query({ holder })}`, signal);
     if (!runs.length) {
-      waiting(h("p", { class: "note" }, "This DAG run has opened no run of trainwright yet; one that it opens appears here. If a task has failed, the log of that task has the error in one line, with the field and what is allowed."));
+      const failures = await failedTasks(fields.get("dag") ?? "", fields.get("run") ?? "", signal);
+      waiting(
+        ...failures.map(({ task, line }) =>
+          h("p", { class: "failed", role: "alert" }, h("strong", {}, `Task ${task} failed`), line ? `: ${line}` : "; its log says why.")),
+        h("p", { class: "note" }, failures.length
+          ? "No run was opened. Correct what the line names (a field of the job, or of the form), then trigger the DAG again."
+          : "This DAG run has opened no run of trainwright yet; one that it opens appears here."));
       return true;
     }
     location.replace(`#/run/${runs[0].job}/${runs[0].id}`);
