@@ -56,9 +56,11 @@ class TrainingCapacity:
             held = ", ".join(
                 f"device {number}: {limit}" for number, limit in sorted(self.limits.items())
             )
+            # none of them is without a limit, or it would hold the rest
+            fits = sum(self.limits[number] for number in members)
+            smaller = f"--set train.global_batch_size={fits}" if fits else "use a smaller model"
             return (
                 f"the global batch of {total} does not fit into the memory of "
-                f"{len(members)} of {count} devices (at most {held}); "
-                "reduce train.global_batch_size"
+                f"{len(members)} of {count} devices (at most {held}); {smaller}"
             )
         return None

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from container_case import busy_cores, contain, kill_container, touched_bytes
 from hosts_case import SLOW, on_hosts, until
 from lab import Lab
 from training_case import assert_every_sample_once, request, rows, when_checkpoint
 
-from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed
 from trainwright.tasks.train import TrainRequest, train
 
 pytestmark = pytest.mark.slow
 
 
-def contain(asked: TrainRequest, container: dict[str, Any]) -> None:
-    """Have the hosts of a training's pool file run their processes in containers."""
-    path = Path(str(asked.job.pool))
-    pool = json.loads(path.read_text())
-    pool["container"] = container
-    for host in pool["hosts"]:
-        host["python"] = sys.executable
-    path.write_text(json.dumps(pool))
-
-
 def losses(asked: TrainRequest, rank: int = 0) -> list[float]:
     return [row["loss"] for row in rows(asked, f"steps-rank{rank}")]
-
-
-def kill_container(made: Lab, number: int) -> None:
-    """Kill the container on a host, as podman names it to its monitor (conmon)."""
-    host = made.hosts[number]
-    words = [line.split() for line in host.words() if "/conmon " in line]
-    assert words, host.words()
-    name = words[0][words[0].index("-c") + 1]
-    settings = f"CONTAINERS_CONF={made.folder}/containers.conf"
-    subprocess.run(host.inside("env", settings, "podman", "kill", name), check=True)
 
 
 def test_containers_reach_the_same_losses_as_this_machine(
@@ -70,6 +48,29 @@ def test_a_training_continues_when_a_container_is_killed(
     train(asked)
     killer.join()
     assert_every_sample_once(asked, 2, 6)
+
+
+def test_a_container_holds_its_limits_of_cpus_and_memory(lab: Callable[..., Lab]) -> None:
+    """At most: a busy machine may give a process less than its quota."""
+    made = lab(cores=[None])
+    assert 0 < busy_cores(made, 0.2) <= 0.2 * 1.05
+    limit = 256 * 2**20
+    assert abs(touched_bytes(made, limit) / limit - 1) <= 0.05
+
+
+def test_out_of_memory_in_a_container_names_the_batch_that_fits(
+    tmp_path: Path, lab: Callable[..., Lab]
+) -> None:
+    made = lab(cores=[None])
+    asked = on_hosts(tmp_path, made, [60], backend="torch")
+    source = Path(asked.source_folder) / "net.py"
+    grows = "    def forward(self, images):\n        torch.ones(len(images), 5 << 20)\n"
+    source.write_text(source.read_text().replace("    def forward(self, images):\n", grows))
+    contain(asked, {"image": "/:O", "memory": "900MiB"})
+    with pytest.raises(TrainingFailed, match=r"--set train.global_batch_size=\d+") as error:
+        train(asked)
+    assert "the global batch of 60 does not fit into the memory" in str(error.value)
+    assert "ran out of memory" in str(error.value)
 
 
 def test_an_image_that_is_not_there_is_told_in_one_line(

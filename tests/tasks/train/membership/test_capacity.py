@@ -38,7 +38,7 @@ def test_a_shortage_names_its_cause() -> None:
         capacity.limit(number, MemoryShortage(4), None)
     assert capacity.shortage([0, 1]) == (
         "the global batch of 24 does not fit into the memory of 2 of 3 devices "
-        "(at most device 0: 2, device 1: 2); reduce train.global_batch_size"
+        "(at most device 0: 2, device 1: 2); --set train.global_batch_size=4"
     )
     assert capacity.shortage([0, 2]) is None
 
