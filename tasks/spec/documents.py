@@ -283,6 +283,8 @@ def problems_line(problems: Sequence[Any]) -> str:
         line = f"{field}: unknown field{f'; allowed: {allowed}{meant}' if allowed else ''}"
     elif first["type"] == "missing":
         line = f"{field}: required field is missing"
+    elif first["type"] == "contradiction":
+        line = f"{field}.{first['msg']}"
     else:
         given = _given(first)
         # A union reports one problem for each of its kinds.

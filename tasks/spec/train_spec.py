@@ -145,6 +145,19 @@ class LayoutSpec(Document):
         "devices; auto: averaging if a field of averages is set, pipeline if one of pipelines is, "
         "else neither",
     )
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _words_stand_alone(cls, name: Any) -> Any:
+        """Name the layouts that are a word of their own, without fields."""
+        if name in ("data-parallel", "late-multiply", "sharded", "hybrid"):
+            raise PydanticCustomError(
+                "word",
+                "auto, averaging, mixed or pipeline; {word} has no fields: train.layout: {word}",
+                {"word": name},
+            )
+        return name
+
     stages: int | None = Field(
         default=None,
         ge=1,
@@ -220,10 +233,31 @@ class LayoutSpec(Document):
     @property
     def pipelined(self) -> bool:
         """Whether pipelines of several stages are wanted."""
-        fields = self.stages, self.replicas, self.micro_batches
-        set_ones = [one for one in fields if one is not None]
-        others = self.schedule != "auto" or self.batch_norm != "joint"
-        return self.name == "pipeline" or bool(set_ones) or others
+        return bool(self.of_pipelines)
+
+    @property
+    def of_pipelines(self) -> list[str]:
+        """The fields that ask for pipelines."""
+        given = {
+            "name": self.name == "pipeline",
+            "stages": self.stages is not None,
+            "replicas": self.replicas is not None,
+            "micro_batches": self.micro_batches is not None,
+            "schedule": self.schedule != "auto",
+            "batch_norm": self.batch_norm != "joint",
+        }
+        return [name for name, asks in given.items() if asks]
+
+    @property
+    def why_averages(self) -> str:
+        """The fields that ask for averages."""
+        given = {
+            f"name: {self.name}": self.name in ("averaging", "mixed"),
+            f"average_every: {self.average_every}": self.average_every is not None,
+            f"local_batch: {self.local_batch}": self.local_batch is not None,
+            f"outer: {self.outer}": self.outer != "none",
+        }
+        return ", ".join(name for name, asks in given.items() if asks)
 
     @property
     def averages(self) -> Literal["averaging", "mixed"] | None:
@@ -345,14 +379,23 @@ class TrainSpec(Document):
         if spec is None:
             return self
         if spec.averages is not None:
-            raise ValueError(
-                f"layout.name {spec.averages} without stages, replicas, micro_batches, schedule "
-                "and batch_norm"
+            name = spec.of_pipelines[0]
+            raise _refused(
+                f"layout.{name}",
+                f"{getattr(spec, name)} with {spec.why_averages}",
+                "fields of pipelines or of averages, not of both",
             )
         if spec.stages == 1:
-            raise ValueError("layout.stages of at least 2, not 1: pipelines have several stages")
+            raise _refused(
+                "layout.stages",
+                1,
+                "2 or more, as pipelines have several stages; train.layout: data-parallel for "
+                "whole models",
+            )
         if self.adaptive_batch:
-            raise ValueError("adaptive_batch false with pipelines, whose micro-batches are fixed")
+            raise _refused(
+                "adaptive_batch", "true", "false with pipelines, whose micro-batches are fixed"
+            )
         return self
 
     @property
@@ -429,6 +472,12 @@ class TrainSpec(Document):
         if value != "auto" and not 0 < value <= 1e6:
             raise ValueError("more than zero, up to 1000000, or auto")
         return value
+
+
+def _refused(field: str, given: object, allowed: str) -> PydanticCustomError:
+    """An error of fields that contradict each other: the field, what was given, what is allowed."""
+    text = f"{field}: got {given}; allowed: {allowed}"
+    return PydanticCustomError("contradiction", "{text}", {"text": text})
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -21,6 +21,9 @@ from typing import NamedTuple
 from trainwright.tasks.runs.artefacts.layout import StageSchedule
 from trainwright.tasks.runs.artefacts.step_kinds import PassKind
 
+DEFERRED_KINDS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
+"""Kinds of layers whose weight gradients can come later, with the schedule zero-bubble."""
+
 
 class StagePass(NamedTuple):
     """A pass of a stage over a micro-batch."""

@@ -46,6 +46,10 @@ class Shortage:
     """of a pipeline: the units that it computes"""
     process_bytes: float = 0.0
     """what its process takes without any layer"""
+    sharing: int = 1
+    """ranks of its machine that share the memory"""
+    together: bool = False
+    """whether the figures are of all ranks that share it, else of this device's part"""
 
     @property
     def over_bytes(self) -> float:
@@ -58,7 +62,13 @@ class Shortage:
         most = f"most is for {self.layer}"
         if self.process_bytes >= self.limit_bytes:
             most = f"its process alone takes {self.process_bytes / 2**30:.3g}"
-        return f"{self.device} needs {need:.3g} GiB{holds} and has {have:.3g}; {most}"
+        if self.sharing == 1:
+            return f"{self.device} needs {need:.3g} GiB{holds} and has {have:.3g}; {most}"
+        if self.together:
+            who = f"{self.sharing} ranks on the machine of {self.device}"
+            return f"{who} need {need:.3g} GiB together and have {have:.3g}; {most}"
+        part = f"its part of the {self.sharing * have:.3g} that {self.sharing} ranks share"
+        return f"{self.device} needs {need:.3g} GiB{holds} and has {have:.3g}, {part}; {most}"
 
     @property
     def details(self) -> dict[str, object]:
@@ -118,7 +128,10 @@ class LayoutMemory:
             if (need := float(needs[members].sum())) <= limit:
                 continue
             most = max(members, key=lambda number: float(needs[number]))
-            one = Shortage(self._devices[most], need, limit, self._largest(layout, added, most))
+            largest = self._largest(layout, added, most)
+            one = Shortage(
+                self._devices[most], need, limit, largest, sharing=len(members), together=True
+            )
             if worst is None or one.over_bytes > worst.over_bytes:
                 worst = one
         return worst

@@ -18,7 +18,7 @@ from trainwright.tasks.allocate.layouts.stage_syncs import StageSyncs, beside_su
 from trainwright.tasks.allocate.pipelines.pipeline_cost import configured
 from trainwright.tasks.allocate.pipelines.pipeline_search import PipelineSearch, SearchMemory
 from trainwright.tasks.allocate.pipelines.pipeline_words import pipeline_in_words, span
-from trainwright.tasks.allocate.pipelines.recomputed_stages import StageAgain, stages_in
+from trainwright.tasks.allocate.pipelines.recomputed_stages import StageRecomputation, stages_in
 from trainwright.tasks.allocate.pipelines.replicas import PipelineDivision
 from trainwright.tasks.allocate.plan.topology import machine_of
 from trainwright.tasks.allocate.problem import PlanningProblem
@@ -37,7 +37,7 @@ from trainwright.tasks.spec.train_spec import LayoutSpec
 _SIMULATED, _SIMULATED_BRIEFLY = 6, 2
 _FEW = 8
 """Of more devices, a brief search only sums dense layers between pipelines."""
-_MEMORIES: tuple[SearchMemory, ...] = ("nothing", "recomputed")
+_MEMORIES: tuple[SearchMemory, ...] = ("no_limit", "recomputed")
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class PipelinePlanner:
 
     def nearest(self, batch: int) -> PipelinePlan | None:
         """The pipeline for a global batch that needs least memory beyond what there is."""
-        again = StageAgain.of(self._problem, self._search)
+        stages = StageRecomputation.of(self._problem, self._search)
         found = None
-        if again is not None and self._spec.recompute != "none":
+        if stages is not None and self._spec.recompute != "none":
             lean = self._searching("recomputed").with_more_memory(batch)
-            found = None if lean is None else again.leanest(lean, self._apart(lean))
+            found = None if lean is None else stages.with_least_memory(lean, self._apart(lean))
         if found is None:
             found = self._search.with_more_memory(batch)
         return None if found is None else self._plan(found)
@@ -133,8 +133,8 @@ class PipelinePlanner:
     ) -> list[PipelineDivision]:
         """The divisions, and those in which stages recompute, as the job says or memory needs."""
         wanted = self._spec.recompute
-        again = None if wanted == "none" else StageAgain.of(self._problem, self._search)
-        if again is None or (wanted == "auto" and not self._search.memory.may_lack(batch)):
+        stages = None if wanted == "none" else StageRecomputation.of(self._problem, self._search)
+        if stages is None or (wanted == "auto" and not self._search.memory.may_lack(batch)):
             return list(divided)
         more = [
             one
@@ -142,11 +142,11 @@ class PipelinePlanner:
             for one in self._leading(self._searching(memory), batch, most)
         ]
         if wanted == "all":
-            return [again.leanest(one, self._apart(one)) for one in (*divided, *more)]
+            return [stages.with_all(one, self._apart(one)) for one in (*divided, *more)]
         found = {one.key: one for one in divided}
         for each in more:
             if each.key not in found:
-                one = again.cheapest(each, self._apart(each))
+                one = stages.cheapest(each, self._apart(each))
                 found |= {each.key: one} if one is not None else {}
         return list(found.values())
 
@@ -277,6 +277,7 @@ class PipelinePlanner:
                     largest,
                     spans[stage.device.id],
                     memory.process_bytes(place),
+                    memory.sharing(place),
                 )
                 if worst is None or short.over_bytes > worst.over_bytes:
                     worst = short

@@ -25,8 +25,9 @@ from trainwright.tasks.runs.artefacts.layout import StageSchedule
 from trainwright.tasks.spec.pool import Device
 from trainwright.tasks.spec.train_spec import LayoutSpec
 
-SearchMemory = Literal["kept", "recomputed", "nothing"]
-"""What must fit into memory: all that is kept; what is kept if all units are recomputed; nothing"""
+SearchMemory = Literal["kept", "recomputed", "no_limit"]
+"""What must fit into memory: all that is kept, or what is kept if all units are recomputed; or
+memory does not limit the search."""
 MOST_DEVICES = 16
 """Of more devices, the fastest ones are used, unless the job asks for more stages in all."""
 _MOST_MEMORY = 1e6
@@ -270,7 +271,7 @@ class PipelineSearch:
             )
             if self._must_fit == "recomputed":
                 chain = chain.recomputing()
-            elif self._must_fit == "nothing":
+            elif self._must_fit == "no_limit":
                 chain = chain.with_room(chain.room_bytes + math.inf)
             self._chains[key] = chain
         return self._chains[key]

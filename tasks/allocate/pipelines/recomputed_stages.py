@@ -90,7 +90,7 @@ def stages_in(
             )
 
 
-class StageAgain:
+class StageRecomputation:
     """Adds recomputation to divisions."""
 
     def __init__(
@@ -99,7 +99,7 @@ class StageAgain:
         self._problem, self._search, self._choices = problem, search, choices
 
     @classmethod
-    def of(cls, problem: PlanningProblem, search: PipelineSearch) -> StageAgain | None:
+    def of(cls, problem: PlanningProblem, search: PipelineSearch) -> StageRecomputation | None:
         """None: the estimate does not say what each module keeps."""
         step = problem.model.estimate.step
         if step is None:
@@ -114,33 +114,40 @@ class StageAgain:
 
         None of the layers `apart` is recomputed.
         """
-        return self._recomputing(divided, apart, must_fit=True)
-
-    def leanest(self, divided: PipelineDivision, apart: Collection[str]) -> PipelineDivision:
-        """Each stage recomputes what saves most memory, but none of the layers `apart`."""
-        found = self._recomputing(divided, apart, must_fit=False)
-        assert found is not None
-        return found
-
-    def _recomputing(
-        self, divided: PipelineDivision, apart: Collection[str], *, must_fit: bool
-    ) -> PipelineDivision | None:
-        found: list[list[RecomputedStage | None]] = [[] for _ in divided.pipelines]
+        found: list[tuple[int, RecomputedStage | None]] = []
         for stage in stages_in(divided, self._search.layers, self._search.units):
             again: RecomputedStage | None = None
-            if not must_fit:
-                again = self._leanest(stage, apart)
-            elif (over := self._over(stage)) > 0:
+            if (over := self._over(stage)) > 0:
                 again = self._fitting(stage, over, apart)
                 if again is None:
                     return None
-            found[stage.pipeline].append(again)
-        return replace(
-            divided,
-            pipelines=tuple(
-                replace(one, recomputed=tuple(own))
-                for one, own in zip(divided.pipelines, found, strict=True)
-            ),
+            found.append((stage.pipeline, again))
+        return _with_recomputed(divided, found)
+
+    def with_least_memory(
+        self, divided: PipelineDivision, apart: Collection[str]
+    ) -> PipelineDivision:
+        """Each stage recomputes what saves most memory, or nothing if its peak would not be lower.
+
+        None of the layers `apart` is recomputed.
+        """
+
+        def lower(stage: DividedStage) -> RecomputedStage | None:
+            again = self._all_that_saves(stage, apart)
+            saves = again is not None and self._over(stage.recomputing(again)) < self._over(stage)
+            return again if saves else None
+
+        stages = stages_in(divided, self._search.layers, self._search.units)
+        return _with_recomputed(divided, [(one.pipeline, lower(one)) for one in stages])
+
+    def with_all(self, divided: PipelineDivision, apart: Collection[str]) -> PipelineDivision:
+        """Each stage recomputes all that saves memory, as a job may ask, whatever its peak is then.
+
+        None of the layers `apart` is recomputed.
+        """
+        stages = stages_in(divided, self._search.layers, self._search.units)
+        return _with_recomputed(
+            divided, [(one.pipeline, self._all_that_saves(one, apart)) for one in stages]
         )
 
     def _over(self, stage: DividedStage) -> float:
@@ -168,11 +175,26 @@ class StageAgain:
             if left <= 0:
                 return again
             wanted += _MORE * left
-        again = self._leanest(stage, apart)
+        again = self._all_that_saves(stage, apart)
         fits = again is not None and self._over(stage.recomputing(again)) <= 0
         return again if fits else None
 
-    def _leanest(self, stage: DividedStage, apart: Collection[str]) -> RecomputedStage | None:
+    def _all_that_saves(
+        self, stage: DividedStage, apart: Collection[str]
+    ) -> RecomputedStage | None:
         curve = self._problem.model.kind(stage.device).curve
         own = [one.name for one in stage.layers]
         return self._choices.leanest(curve, stage.samples, own, stage.flight, apart=apart)
+
+
+def _with_recomputed(
+    divided: PipelineDivision, found: Sequence[tuple[int, RecomputedStage | None]]
+) -> PipelineDivision:
+    """The division whose stages recompute this; by stage: its pipeline, and what."""
+    return replace(
+        divided,
+        pipelines=tuple(
+            replace(one, recomputed=tuple(own for place, own in found if place == number))
+            for number, one in enumerate(divided.pipelines)
+        ),
+    )

@@ -59,18 +59,25 @@ class StageMemory:
             for device, kind in zip(devices, self._kinds, strict=True)
             if kind.shares_memory
         )
+        self._sharing = [
+            shared[machine_of(device)] if kind.shares_memory else 1
+            for device, kind in zip(devices, self._kinds, strict=True)
+        ]
         self._limits = [
             None
             if kind.curve.memory_limit_bytes is None
-            else kind.curve.memory_limit_bytes
-            / (shared[machine_of(device)] if kind.shares_memory else 1)
-            for device, kind in zip(devices, self._kinds, strict=True)
+            else kind.curve.memory_limit_bytes / sharing
+            for kind, sharing in zip(self._kinds, self._sharing, strict=True)
         ]
         """bytes of each device; ranks that share a machine's memory divide it evenly"""
 
     def limit_bytes(self, device: int) -> float | None:
         """The memory of a device; None: not known."""
         return self._limits[device]
+
+    def sharing(self, device: int) -> int:
+        """How many ranks share the memory of a device's machine."""
+        return self._sharing[device]
 
     def rooms(self, micro_batch: int, more: float = 1.0) -> list[float]:
         """Bytes of each device for the tensors of a stage, if memories are `more` times as large.

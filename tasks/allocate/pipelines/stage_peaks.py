@@ -19,12 +19,9 @@ from trainwright.estimator.memory.stage_simulation import (
     peak_bytes,
 )
 from trainwright.estimator.structure import LayerFacts, RecordedStep, Unit
-from trainwright.tasks.allocate.actions.schedules import passes_of
+from trainwright.tasks.allocate.actions.schedules import DEFERRED_KINDS, passes_of
 from trainwright.tasks.allocate.actions.stage_parts import layers_of_units
 from trainwright.tasks.runs.artefacts.layout import StageSchedule
-
-_PRODUCTS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
-"""Kinds of layers whose weight gradients come later with the schedule zero-bubble."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +111,6 @@ class StagePeaks:
             one.name: one.output_bytes(samples)
             for own in self._by_unit[first:end]
             for one in own
-            if later and one.kind in _PRODUCTS and not one.shared
+            if later and one.kind in DEFERRED_KINDS and not one.shared
         }
         return self._simulation(samples, block).passes(first, end, recomputed, products)

@@ -50,7 +50,8 @@ def recompute_words(
 
 def recompute_in_words(names: Sequence[str], less: float, longer: float) -> str:
     """What is recomputed, and the shares of memory that it saves and of time that it adds."""
-    return f"recompute {names_in_words(names)}: {_change(-less)} memory, {_change(longer)} time"
+    memory = f"{_change(-less)} memory" if less > 0 else f"saves no memory ({_change(-less)})"
+    return f"recompute {names_in_words(names)}: {memory}, {_change(longer)} time"
 
 
 def names_in_words(names: Sequence[str]) -> str:

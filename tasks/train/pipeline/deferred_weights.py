@@ -15,7 +15,9 @@ import torch  # noqa: TID253 - only ranks import this
 from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from trainwright.tasks.allocate.actions.schedules import DEFERRED_KINDS
+
+_KINDS = tuple(getattr(nn, kind) for kind in DEFERRED_KINDS)
 _MOST_SHARE = 1.5
 """An output's gradient that is a part of a tensor this much larger is copied."""
 DeferredModule = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -134,7 +136,7 @@ def _can_wait(module: nn.Module) -> bool:
         return False
     if type(module) is nn.Linear:
         return True
-    plain = type(module) in _CONVOLUTIONS and getattr(module, "padding_mode", "") == "zeros"
+    plain = type(module) in _KINDS and getattr(module, "padding_mode", "") == "zeros"
     return plain and not isinstance(module.padding, str)
 
 

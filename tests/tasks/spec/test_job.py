@@ -179,15 +179,21 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ),
         (
             {"train": {"layout": {"stages": 2, "average_every": 8}}},
-            "averaging without stages, replicas, micro_batches, schedule and batch_norm",
+            "train.layout.stages: got 2 with average_every: 8; allowed: fields of pipelines or of "
+            "averages, not of both",
         ),
         (
             {"train": {"layout": {"stages": 1}}},
-            "layout.stages of at least 2, not 1: pipelines have several stages",
+            "train.layout.stages: got 1; allowed: 2 or more, as pipelines have several stages",
+        ),
+        (
+            {"train": {"layout": {"name": "data-parallel"}}},
+            "train.layout.name: got 'data-parallel'; allowed: auto, averaging, mixed or pipeline; "
+            "data-parallel has no fields: train.layout: data-parallel",
         ),
         (
             {"train": {"layout": "pipeline", "adaptive_batch": True}},
-            "adaptive_batch false with pipelines, whose micro-batches are fixed",
+            "train.adaptive_batch: got true; allowed: false with pipelines, whose micro-batches",
         ),
         (
             {"train": {"layout": {"schedule": "fast"}}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from trainwright.estimator.memory.recompute_names import covered
 from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
 from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.allocate.recompute.recompute_words import recompute_in_words
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
@@ -115,6 +117,30 @@ def test_all_recomputes_on_any_memory() -> None:
     assert layout is not None
     assert all(stage.recompute for stage in layout.pipelines[0].stages)
     assert _need(plan) < 0.8 * _need(_plain())
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_the_planner_recomputes_only_what_lowers_a_peak_and_never_for_a_longer_step(
+    share: float, schedule: str
+) -> None:
+    limit = share * _need(_plain())
+    found: list[Plan] = []
+    for way in ("auto", "none"):
+        with contextlib.suppress(Infeasible):
+            found.append(_plan(limit, schedule=schedule, recompute=way))
+    plan = found[0]
+    assert plan.layout is not None
+    assert _need(plan) <= limit
+    assert "saves no memory" not in plan.layout_in_words
+    for without in found[1:]:
+        assert _step_s(plan) <= _step_s(without) * (1 + 1e-9)
+        assert not (plan.layout.recomputes and _step_s(plan) == _step_s(without))
+
+
+def test_recomputation_that_saves_nothing_is_said_to_save_nothing() -> None:
+    words = recompute_in_words(["blocks.0"], -0.22, 0.18)
+    assert words == "recompute blocks.0: saves no memory (+22 %), +18 % time"
 
 
 def test_all_is_refused_if_the_estimate_does_not_know_the_step() -> None:
