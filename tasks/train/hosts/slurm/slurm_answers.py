@@ -52,7 +52,7 @@ def waiting(listed: str) -> dict[str, QueuedJob]:
 def why(stderr: str) -> str:
     """What an error of a Slurm command says, in one line; empty if it says nothing."""
     if (cancelled := list(_CANCELLED.finditer(stderr))) and cancelled[-1][1] != "DUE TO":
-        return f"Slurm ended its job: {cancelled[-1][1].lower()}"
+        return f"Slurm ended its job: {cancelled[-1][1].partition(',')[0].lower()}"
     lines = [one.strip() for one in stderr.splitlines() if one.strip() and not _NOISE.match(one)]
     allocation = [one for one in lines if "nable to allocate resources: " in one]
     munge = [one for one in lines if "unge" in one]
