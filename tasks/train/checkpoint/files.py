@@ -24,7 +24,7 @@ from trainwright.tasks.train.checkpoint.fence import STATE, Entry, Fence, folder
 from trainwright.tasks.train.checkpoint.shards import merged
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FILE = re.compile(r"^(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors$")
@@ -199,21 +199,3 @@ def fetch_latest(store: ObjectStore, into: Path) -> CheckpointState | None:
         (into / STATE).write_bytes(state.encoded())
         return state
     return None
-
-
-def read_local(
-    folder: Path,
-) -> tuple[CheckpointState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """State, model and optimizer of a checkpoint in a folder, with its shards merged."""
-    from safetensors.torch import load_file
-
-    state = parsed((folder / STATE).read_bytes())
-    model: dict[str, torch.Tensor] = {}
-    optimizer: dict[str, torch.Tensor] = {}
-    for file in sorted(state.sha256):
-        part = load_file(folder / file)
-        whole = model if file.startswith("model") else optimizer
-        if twice := whole.keys() & part.keys():
-            raise CorruptArtefact(f"{folder / file}: another shard has {min(twice)!r} too")
-        whole.update(part)
-    return state, model, optimizer

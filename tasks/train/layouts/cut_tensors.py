@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch  # noqa: TID253 - only ranks import this
 
@@ -11,6 +11,19 @@ from trainwright.tasks.train.exchange.rank_group import RankGroup
 
 Cuts = Sequence[tuple[int, int]]
 """The rows [begin, end) of each rank."""
+
+
+def blank(shape: Collection[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of this shape without memory for its values, all of which are one NaN or zero."""
+    real = dtype.is_floating_point or dtype.is_complex
+    return torch.full((), float("nan") if real else 0, dtype=dtype).expand(tuple(shape))
+
+
+def is_blank(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory for its values (`blank`)."""
+    return tensor.numel() > 1 and not any(
+        stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    )
 
 
 class CutTensors:
@@ -45,6 +58,8 @@ class CutTensors:
             if [*self.cuts] != [*cuts]:
                 raise RuntimeError(f"{self.name}: has rows {self.own}, cut by {self.cuts}")
             return
+        if self.is_blank:
+            raise RuntimeError(f"{self.name}: has no rows yet")
         self.cuts, self.own = cuts, cuts[self._exchange.rank]
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -61,6 +76,18 @@ class CutTensors:
         for name, parameter in self.parameters.items():
             parameter.grad = None
             parameter.data = rows[name]
+
+    def forget(self) -> None:
+        """Hold no values, until `hold` gives some."""
+        self.cuts, self.own = None, (0, self.total)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+            parameter.data = blank([self.total, *parameter.shape[1:]], parameter.dtype)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether this rank has no values: as if it held all rows, but they are still to come."""
+        return any(map(is_blank, self.parameters.values()))
 
     def own_rows(self, whole: torch.Tensor, device: torch.device) -> torch.Tensor:
         """This rank's part of a whole tensor, a copy."""

@@ -6,15 +6,17 @@ Rows go in pieces of bounded size: a rank needs memory for the rows that it keep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.train.checkpoint.files import MODEL, OPTIMIZER
 from trainwright.tasks.train.exchange.collective import PIECE_BYTES, take_document
 from trainwright.tasks.train.layouts.cut_tensors import Cuts
 
 if TYPE_CHECKING:
+    from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
     from trainwright.tasks.train.rank.held_state import HeldState
 
 Shapes = Mapping[str, Mapping[str, tuple[list[int], str]]]
@@ -93,7 +95,8 @@ def move_rows(rank: HeldState, source: int, cuts: Mapping[str, Cuts], *, holds: 
     # By rank and layer: the rows that it has of the newest state, and whether it has a part only.
     # A rank may have all rows if others were lost while the last group formed.
     table = torch.zeros(peers.size, len(layers), 3, dtype=torch.float64)
-    table[peers.rank, :, 2] = torch.tensor([float(one.cuts is not None) for one in layers])
+    parts = [float(one.cuts is not None or one.is_blank) for one in layers]
+    table[peers.rank, :, 2] = torch.tensor(parts, dtype=torch.float64)
     if holds:
         table[peers.rank, :, :2] = torch.tensor([one.own for one in layers], dtype=torch.float64)
     peers.sum_(table, "rows held")
@@ -121,6 +124,41 @@ def move_rows(rank: HeldState, source: int, cuts: Mapping[str, Cuts], *, holds: 
     return True
 
 
+def load_rows(
+    rank: HeldState,
+    checkpoint: LocalCheckpoint | None,
+    cuts: Mapping[str, Cuts],
+    built: Mapping[str, torch.Tensor],
+) -> None:
+    """Let each rank hold its rows of some cuts from a checkpoint, which the first rank has.
+
+    All ranks call it; others than the first pass None. `built`: tensors that checkpoints don't
+    have, by name.
+    """
+    peers, found = rank.collective, dict[str, dict[str, tuple[list[int], str]]]()
+    if checkpoint is not None:
+        of = rank.cut_names(checkpoint.names(OPTIMIZER))
+        names = {MODEL: [name for name in of[MODEL] if name not in built], OPTIMIZER: of[OPTIMIZER]}
+        for file, some in names.items():
+            found[file] = {}
+            for name in some:
+                if shape := checkpoint.shape(file, name):
+                    found[file][name] = shape, checkpoint.kind(file, name)
+    shapes: Shapes = take_document(peers, found, "checkpoint", 0)
+    senders = {one.name: [HeldRows(0, 0, one.total)] for one in rank.sharded_layers}
+    rows: dict[str, dict[str, torch.Tensor]] = {MODEL: dict(built), OPTIMIZER: {}}
+    for file, tensors in shapes.items():
+        for name, (shape, kind) in tensors.items():
+
+            def read(begin: int, end: int, file: str = file, name: str = name) -> torch.Tensor:
+                assert checkpoint is not None
+                return checkpoint.rows(file, name, begin, end)
+
+            dtype = getattr(torch, kind)
+            rows[file][name] = _moved(rank, file, name, shape, dtype, senders, cuts, read)
+    rank.take_rows(rows, cuts)
+
+
 def senders_of(held: Sequence[Sequence[int]], total: int) -> list[HeldRows] | None:
     """Which rank sends which rows, each row once; `held`: the rows [begin, end) of each rank.
 
@@ -146,8 +184,12 @@ def _moved(
     dtype: torch.dtype,
     senders: Mapping[str, Sequence[HeldRows]],
     cuts: Mapping[str, Cuts],
+    read: Callable[[int, int], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """This rank's rows of a tensor, in host memory."""
+    """This rank's rows of a tensor, in host memory.
+
+    `read` gives some rows that this rank sends; None: of what it holds.
+    """
     peers, layer = rank.collective, rank.sharded_of(file, name)
     wanted = cuts.get(layer.name, [(0, layer.total)] * peers.size)
     begin, end = wanted[peers.rank]
@@ -164,9 +206,12 @@ def _moved(
             ]
             content, piece = _empty([last - first, *shape[1:]], dtype)
             if sender.rank == peers.rank:
-                value, _ = rank.sharded_tensors()[file][name]
-                offset = layer.own[0]
-                piece.copy_(value.detach()[first - offset : last - offset])
+                if read is not None:
+                    piece.copy_(read(first, last))
+                else:
+                    value, _ = rank.sharded_tensors()[file][name]
+                    offset = layer.own[0]
+                    piece.copy_(value.detach()[first - offset : last - offset])
             if takers not in ([], [sender.rank]):
                 peers.sum_(content, f"rows {name} {first}")
             low, high = max(begin, first), min(end, last)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - only ranks import this
 
@@ -23,10 +22,13 @@ from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.layouts.averaging import VELOCITY, Averaging
 from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
-from trainwright.tasks.train.layouts.row_state import row_shapes, written_rows
+from trainwright.tasks.train.layouts.row_state import load_rows, row_shapes, written_rows
+
+if TYPE_CHECKING:
+    from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
 
 
-class HeldState(ABC):
+class HeldState:
     """Parameters, buffers and optimizer of a rank; of sharded layers some rows."""
 
     model: torch.nn.Module
@@ -36,10 +38,6 @@ class HeldState(ABC):
     averaging: Averaging | None
     _layout: LayoutWork
     _names: dict[int, str]
-
-    @abstractmethod
-    def _newly_built(self) -> torch.nn.Module:
-        """The model in its initial state."""
 
     def state_bytes(self) -> int:
         """The bytes of model and optimizer, with all rows of sharded layers."""
@@ -85,6 +83,56 @@ class HeldState(ABC):
             cut = self.sharded_tensors()[OPTIMIZER]
             optimizer = {name: one for name, one in optimizer.items() if name not in cut}
         return {MODEL: {name: one.detach() for name, one in model.items()}, OPTIMIZER: optimizer}
+
+    def load_checkpoint(
+        self,
+        checkpoint: LocalCheckpoint | None,
+        cuts: Mapping[str, Cuts],
+        built: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Load a checkpoint that the first rank has, of sharded layers the own rows of some cuts.
+
+        All ranks of a group call it; others than the first pass None, and take what all hold whole
+        from it later. `built`: as of `load_rows`. Raises TrainingFailed if it does not fit.
+        """
+        self.optimizer.state.clear()
+        if checkpoint is not None and not cuts:
+            self.load_state(checkpoint.tensors(MODEL))
+            self.load_optimizer_state(checkpoint.tensors(OPTIMIZER))
+        elif checkpoint is not None:
+            self._require_fit(checkpoint)
+            apart = {id(one) for _, one, _ in self._layout.parameters()}
+            model = self.model.state_dict(keep_vars=True)
+            for name, one in model.items():
+                if id(one) not in apart:
+                    one.detach().copy_(checkpoint.tensor(MODEL, name))
+            names = checkpoint.names(OPTIMIZER)
+            cut = {*self.cut_names(names)[OPTIMIZER]}
+            some = [one for one in names if one not in cut or not checkpoint.shape(OPTIMIZER, one)]
+            self.load_optimizer_state({one: checkpoint.tensor(OPTIMIZER, one) for one in some})
+        if cuts:
+            load_rows(self, checkpoint, cuts, built)
+
+    def _require_fit(self, checkpoint: LocalCheckpoint) -> None:
+        shapes = {name: list(one.shape) for name, one in self.model.state_dict().items()}
+        known = {name: checkpoint.shape(MODEL, name) for name in checkpoint.names(MODEL)}
+        if unlike := [n for n in sorted({*shapes} | {*known}) if shapes.get(n) != known.get(n)]:
+            raise TrainingFailed(
+                f"the checkpoint does not fit the model: {unlike[0]} is "
+                f"{known.get(unlike[0], 'missing')} in it, {shapes.get(unlike[0], 'missing')} in "
+                "the model"
+            )
+
+    def cut_names(self, in_optimizer: Sequence[str]) -> dict[str, list[str]]:
+        """By file: the names of tensors of which ranks may hold some rows each.
+
+        `in_optimizer`: the names in the optimizer's file to choose from.
+        """
+        apart = {id(one): name for name, one, _ in self._layout.parameters()}
+        numbers = {n for n, one in enumerate(self._in_optimizer()) if id(one) in apart}
+        own = [one for one in in_optimizer if not one.startswith(f"{VELOCITY}.")]
+        own = [one for one in own if int(one.rpartition(".")[2]) in numbers]
+        return {MODEL: [*apart.values()], OPTIMIZER: own}
 
     def load_state(self, model: dict[str, torch.Tensor]) -> None:
         """Load a checkpoint's parameters and buffers. Raises TrainingFailed if they don't fit."""
@@ -137,17 +185,11 @@ class HeldState(ABC):
         """Whether this rank holds only some rows of sharded layers."""
         return self._layout.is_cut
 
-    def hold_all_rows(self) -> None:
-        """Hold all rows of sharded layers again, in host memory: those of a new model."""
-        if not self.sharded_layers:
-            return
-        new = self._newly_built().state_dict()
+    def hold_nothing(self) -> None:
+        """Forget sharded layers and the optimizer's state: others are to come."""
         for sharded in self.sharded_layers:
-            sharded.hold(None, {name: new[name] for name in sharded.parameters})
-            for parameter in sharded.parameters.values():
-                state = self.optimizer.state.get(parameter, {})
-                for key in [one for one, value in state.items() if getattr(value, "ndim", 0)]:
-                    state[key] = torch.zeros_like(parameter, dtype=state[key].dtype)
+            sharded.forget()
+        self.optimizer.state.clear()
 
     def take_rows(self, rows: Mapping[str, Tensors], cuts: Mapping[str, Cuts]) -> None:
         """Hold these rows of sharded layers from now on, by file and name; see `move_rows`."""
@@ -222,10 +264,10 @@ class HeldState(ABC):
         """
         known = self.optimizer_shapes()
         if shapes != known:
-            own, held = self._optimizer_state(), self._rows_by_number()
+            own, held = self._optimizer_state(), self._rows_by_name(shapes)
             tensors = {}
             for name, (shape, kind) in shapes.items():
-                rows = held.get(int(name.rpartition(".")[2])) if shape else None
+                rows = held.get(name) if shape else None
                 if rows is not None:
                     shape = [rows.rows_held, *shape[1:]]
                 tensors[name] = (
@@ -238,23 +280,33 @@ class HeldState(ABC):
 
     def optimizer_shapes(self) -> dict[str, list[Any]]:
         """Shape and type of each tensor of the optimizer's state, with all its rows, by name."""
-        held, found = self._rows_by_number(), {}
-        for name, tensor in self._optimizer_state().items():
+        tensors, found = self._optimizer_state(), {}
+        held = self._rows_by_name(tensors)
+        for name, tensor in tensors.items():
             shape = list(tensor.shape)
-            rows = held.get(int(name.rpartition(".")[2])) if shape else None
+            rows = held.get(name) if shape else None
             if rows is not None:
                 shape[0] = rows.total
             found[name] = [shape, str(tensor.dtype).removeprefix("torch.")]
         return found
 
-    def _rows_by_number(self) -> dict[int, CutTensors]:
-        """The layers of which this rank holds some rows, by their parameters in the optimizer."""
-        numbers = {id(one): number for number, one in enumerate(self._in_optimizer())}
-        return {
-            numbers[id(parameter)]: sharded
+    def _rows_by_name(self, names: Iterable[str]) -> dict[str, CutTensors]:
+        """The layers of which this rank holds some rows, by these names of the optimizer's tensors.
+
+        Of the outer step of averages, all ranks hold all.
+        """
+        cut = {
+            id(parameter): sharded
             for _, parameter, sharded in self._layout.parameters()
-            if sharded.cuts is not None and id(parameter) in numbers
+            if sharded.cuts is not None
         }
+        every = self._in_optimizer()
+        found = {
+            name: cut.get(id(every[int(name.rpartition(".")[2])]))
+            for name in names
+            if not name.startswith(f"{VELOCITY}.")
+        }
+        return {name: one for name, one in found.items() if one is not None}
 
     def _optimizer_state(self) -> Tensors:
         """The optimizer's tensors, with those of the outer step of averages."""

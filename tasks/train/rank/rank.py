@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - only ranks import this
 
@@ -30,6 +30,9 @@ from trainwright.tasks.train.rank.rank_updates import RankUpdates
 from trainwright.tasks.train.rank.step_sums import StepSums
 from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
 from trainwright.tasks.train.request import TrainRequest
+
+if TYPE_CHECKING:
+    from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,19 @@ class Rank(RankUpdates):
 
         signal.signal(number, ask)
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, members: Sequence[int] | None = None) -> None:
         """Reset parameters, buffers, optimizer, noise scale and loss scale."""
+        self._reset()
+        super().begin_anew(members)
+
+    def resume(self, checkpoint: LocalCheckpoint | None, members: Sequence[int]) -> None:
+        """Take the state of a checkpoint that the first rank has."""
+        self._reset()
+        super().resume(checkpoint, members)
+
+    def _reset(self) -> None:
         if self.may_end_step:
             self.drop_step()
-        super().begin_anew()
         self._noise = JointNoise()
         self.loss_scale = LossScale()
 

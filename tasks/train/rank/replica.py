@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.exchange.collective import take_from_first
 from trainwright.tasks.train.exchange.group_exchange import Exchange
+from trainwright.tasks.train.exchange.rank_group import RankGroup
 from trainwright.tasks.train.layouts.averaging import Averaging
 from trainwright.tasks.train.layouts.batch_norm import JointForward, join_batch_norms
-from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors
+from trainwright.tasks.train.layouts.cut_tensors import Cuts, CutTensors, is_blank
 from trainwright.tasks.train.layouts.layout_work import LayoutWork
 from trainwright.tasks.train.layouts.row_state import move_rows
 from trainwright.tasks.train.passes import keyed_dropout
@@ -33,10 +35,12 @@ from trainwright.tasks.train.pipeline.stage_work import StageWork
 from trainwright.tasks.train.rank.batch_loader import BatchLoader, BatchTensors
 from trainwright.tasks.train.rank.held_state import HeldState
 from trainwright.tasks.train.rank.optimizer import make_optimizer
+from trainwright.tasks.train.rank.partial_build import PartialBuild, named_tensors
 from trainwright.tasks.train.request import TrainRequest
 
 if TYPE_CHECKING:
     from trainwright.estimator.trace.cuts.model_cuts import CutModel
+    from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
 
 
 class Replica(HeldState):
@@ -108,7 +112,9 @@ class Replica(HeldState):
         self._new: Callable[[], torch.nn.Module] = lambda: model_source.build(
             definition, request.job.model.config if request.job.model else {}
         )
-        self.model = self._newly_built()
+        self._parts = PartialBuild(self._built_whole)
+        # Stages get what they hold when they know with whom they train.
+        self.model = self._newly_built(() if request.layout.has_stages else None)
         modules = dict(self.model.named_modules())
         syncs = request.layout.sync.items()
         sharded = [name for name, sync in syncs if sync == "rows" and name in modules]
@@ -207,6 +213,7 @@ class Replica(HeldState):
         shard.
         """
         if layout == self.layout:
+            self._allocate()
             return
         held = {one.name: one for one in self.sharded_layers if one.cuts is not None}
         stays = held if layout.has_stages else {n for n in held if layout.sync.get(n) == "rows"}
@@ -226,6 +233,14 @@ class Replica(HeldState):
             state = self.optimizer.state[parameter]
             moments = [key for key, one in state.items() if getattr(one, "ndim", 0)]
             state.update({key: state[key].to(parameter.device) for key in moments})
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Give memory to what every rank of the layout holds whole: its values are to come."""
+        apart = {id(one) for _, one, _ in self._layout.parameters()}
+        for one in named_tensors(self.model).values():
+            if id(one) not in apart and is_blank(one):
+                one.data = torch.zeros(one.shape, dtype=one.dtype, device=self.device)
 
     def _recompute(self) -> list[Recomputed | RecomputedModel]:
         """Do what the layout says again in backward passes; a stage does it by itself."""
@@ -238,16 +253,82 @@ class Replica(HeldState):
         """The modules of this rank whose forward pass is done again in the backward pass."""
         return self.layout.recomputed(self.request.plan.devices[self.number].id)
 
-    def _newly_built(self) -> torch.nn.Module:
+    def _newly_built(self, held: Collection[str] | None = None) -> torch.nn.Module:
+        """The model in its initial state; `held`: only these tensors of it have values."""
+        return self._built_whole() if held is None else self._parts.part(held)
+
+    def _built_whole(self) -> torch.nn.Module:
         torch.manual_seed(self.spec.seed)
         return cast(self._new(), self.spec.precision)
 
-    def begin_anew(self) -> None:
-        """Reset parameters, buffers and optimizer to their initial state."""
-        self.model.load_state_dict(self._newly_built().state_dict())
+    def begin_anew(self, members: Sequence[int] | None = None) -> None:
+        """Take the initial state of parameters, buffers and optimizer.
+
+        Of sharded layers, what this rank holds among `members`; None: all. All members call it.
+        """
+        # What the source does with training rows takes the whole model.
+        whole = members is None or self._definition.adapt is not None
+        cuts = {} if members is None or whole else self.cuts_in(self.layout, members)
+        held = self._held_in(cuts)
+        if held is not None:
+            self.hold_nothing()
+        new = named_tensors(self._newly_built(held))
         self.optimizer.state.clear()
+        apart = {id(one) for _, one, _ in self._layout.parameters()}
+        for name, one in named_tensors(self.model).items():
+            if id(one) not in apart:
+                one.detach().copy_(new[name])
+        for sharded in self.sharded_layers:
+            rows = cuts.get(sharded.name)
+            begin, end = (0, sharded.total) if rows is None else rows[self.collective.rank]
+            device = torch.device("cpu") if rows is None else self.device
+            some = end - begin < sharded.total
+            copies = {
+                name: new[name].detach()[begin:end].to(device, copy=some)
+                for name in sharded.parameters
+            }
+            sharded.hold(rows, copies)
+        if held is not None:
+            self._join_copies(cuts)
         if self.averaging is not None:
             self.averaging.begin_anew()
+
+    def _held_in(self, cuts: Mapping[str, Cuts]) -> set[str] | None:
+        """The tensors of which a stage holds rows in some cuts; None: all of them."""
+        if not self.layout.has_stages or not cuts:
+            return None
+        own = {name: rows[self.collective.rank] for name, rows in cuts.items()}
+        return {name for name, (begin, end) in own.items() if begin < end}
+
+    def _join_copies(self, cuts: Mapping[str, Cuts]) -> None:
+        """Give all holders of a tensor the first one's: processors of unlike types may differ."""
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for one in self.sharded_layers:
+            rows = cuts[one.name]
+            ranks = tuple(number for number, (begin, end) in enumerate(rows) if begin < end)
+            if len({*rows} - {(0, 0)}) == 1 and len(ranks) > 1:
+                groups.setdefault(ranks, []).extend(one.parameters.values())
+        for ranks, tensors in sorted(groups.items(), key=lambda pair: pair[0]):
+            if self.collective.rank in ranks:
+                take_from_first(RankGroup(self.collective, ranks), tensors, f"initial {ranks}")
+
+    def resume(self, checkpoint: LocalCheckpoint | None, members: Sequence[int]) -> None:
+        """Take the state of a checkpoint that the first rank has; see `load_checkpoint`."""
+        cuts = self.cuts_in(self.layout, members)
+        built: dict[str, torch.Tensor] = {}
+        if cuts:
+            self.hold_nothing()
+        stored = self.model.state_dict().keys()
+        unstored = {name for name, _ in self.model.named_buffers() if name in cuts} - stored
+        if unstored:
+            held = self._held_in(cuts) or set()
+            new = named_tensors(self._newly_built(unstored & held))
+            for name in unstored:
+                begin, end = cuts[name][self.collective.rank]
+                built[name] = new[name].detach()[begin:end].clone()
+        if self.averaging is not None:
+            self.averaging.begin_anew()
+        self.load_checkpoint(checkpoint, cuts, built)
 
     def adapt(self) -> None:
         """Let the model's source set its initial state from training rows, if it defines `adapt`.

@@ -267,7 +267,7 @@ class Training:
         rank.abandon_step()
         rank.drop_step()
         members, layout = self._members, rank.layout
-        take_all(self, 0, return_to_checkpoint(self))
+        take_all(self, 0, return_to_checkpoint(self, members, lambda _: layout))
         rank.adopt(layout)
         rank.cut(members)
         state = self._state

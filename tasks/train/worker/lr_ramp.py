@@ -31,9 +31,9 @@ def begin_search(rank: Rank, group: WorkerGroup) -> None:
     else:
         rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
     if rank.is_cut:  # an earlier group was lost
-        rank.hold_all_rows()
+        rank.hold_nothing()
     rank.adopt(layout)
-    rank.begin_anew()
+    rank.begin_anew(group.members)
     rank.adapt()
     rank.take_state_from_first()
     rank.cut(group.members)

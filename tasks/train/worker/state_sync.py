@@ -10,7 +10,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from trainwright.tasks.train.batch.sampling import samples_after, shares
 from trainwright.tasks.train.channel import busy_with_store
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import fetch_checkpoint
+from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
 from trainwright.tasks.train.exchange.collective import take_document
 from trainwright.tasks.train.layouts.row_state import move_rows
 from trainwright.tasks.train.rank.step_sums import FinishedStep
@@ -58,7 +59,8 @@ def agree(training: Training, group: WorkerGroup) -> None:
     _end_steps(training, counts, source)
     own, state = counts[peers.rank], training.state
     if newest[0] == 0:
-        state, source = begin(training, _here(training, group.checkpoint)), 0
+        folder = _here(training, group.checkpoint) if rank.first else None
+        state, source = begin(training, group.members, _layout_in(training, group), folder), 0
     else:
         follows, whole = _layouts_of(training, group, source)
         holds, step = whole and own[0] == newest[0], int(newest[0]) - 1
@@ -68,7 +70,7 @@ def agree(training: Training, group: WorkerGroup) -> None:
         back = not move_rows(rank, source, rank.cuts_in(follows, group.members), holds=has_rows)
         training.rows_taken = None if back else (group.generation, step)
         if back:
-            state, source = _without_lost_rows(training), 0
+            state, source = _without_lost_rows(training, group), 0
         else:
             rank.join_squares(holds=holds)
             _average(training, group, source, counts)
@@ -122,21 +124,29 @@ def _layouts_of(training: Training, group: WorkerGroup, source: int) -> tuple[La
     whole = layout == rank.layout or not rank.is_cut
     if not whole:
         training.state = None
-        rank.hold_all_rows()
+        rank.hold_nothing()
     rank.adopt(layout)
     return follows, whole
 
 
-def _without_lost_rows(training: Training) -> files.CheckpointState | None:
+def _layout_in(training: Training, group: WorkerGroup) -> Callable[[files.CheckpointState], Layout]:
+    return lambda state: training.batch.layout(state, group)
+
+
+def _without_lost_rows(training: Training, group: WorkerGroup) -> files.CheckpointState | None:
     """Go back to the newest checkpoint: a rank is gone with rows that no other has."""
     rank = training.rank
     if rank.first:
         message = "rows of sharded layers were lost with a rank; training goes back to a checkpoint"
         training.channel.send("notice", message=message)
-    return return_to_checkpoint(training)
+    return return_to_checkpoint(training, group.members, _layout_in(training, group))
 
 
-def return_to_checkpoint(training: Training) -> files.CheckpointState | None:
+def return_to_checkpoint(
+    training: Training,
+    members: Sequence[int],
+    layout_of: Callable[[files.CheckpointState], Layout],
+) -> files.CheckpointState | None:
     """Let all members return to the newest checkpoint; the result is the first member's state.
 
     Raises the launcher's error.
@@ -149,7 +159,7 @@ def return_to_checkpoint(training: Training) -> files.CheckpointState | None:
     training.saver.settle()
     # A barrier: the launcher may drop checkpoints only when no rank writes one.
     rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
-    state = begin(training, go_back(training) if rank.first else None)
+    state = begin(training, members, layout_of, go_back(training) if rank.first else None)
     if state is not None:
         training.channel.send("back", step=state.step)
     return state
@@ -206,33 +216,47 @@ def go_back(training: Training) -> str | None:
     return _here(training, answer["checkpoint"])
 
 
-def begin(training: Training, folder: str | None) -> files.CheckpointState | None:
-    """Start from the checkpoint in a folder, or at step 0.
+def begin(
+    training: Training,
+    members: Sequence[int],
+    layout_of: Callable[[files.CheckpointState], Layout],
+    folder: str | None,
+) -> files.CheckpointState | None:
+    """Start from the checkpoint in the first member's folder, or at step 0, in a layout.
 
     Returns the first member's state. The others have none until they take it: if the first is lost
-    before, they must not count as ranks that finished no step.
+    before, they must not count as ranks that finished no step. Of the stages of pipelines and of
+    sharded layers, each rank gets what it holds among the members.
     """
     rank, plan = training.rank, training.rank.request.plan
+    checkpoint = LocalCheckpoint(Path(folder)) if folder is not None else None
+    state = files.CheckpointState(step=0, epoch=0, samples=0, split=plan.shares)
+    if checkpoint is not None:
+        state = checkpoint.state
+    document = dict[str, Any]()
+    if rank.first:
+        layout = layout_of(state).model_dump(mode="json", exclude_none=True)
+        document = {"layout": layout, "resumes": checkpoint is not None}
+    document = take_document(rank.collective, document, "begin", 0)
     if rank.is_cut:
-        rank.hold_all_rows()
-    rank.adopt(rank.request.layout)  # members may come from groups with unlike layouts
+        rank.hold_nothing()
+    # Members may come from groups with unlike layouts.
+    rank.adopt(Layout.model_validate(document["layout"]))
     training.state = training.last = training.rows_taken = rank.finished_step = None
     training.saved, training.best_at, training.redo = 0, 0, False
     training.batch.averaged = None
-    if folder is None or not rank.first:
-        rank.begin_anew()
-        if folder is None:
-            rank.adapt()
-        split = plan.shares
+    if not document["resumes"]:
+        rank.begin_anew(members)
+        rank.adapt()
         training.batch.take_up({})
-        first = files.CheckpointState(step=0, epoch=0, samples=0, split=split)
-        return first if rank.first else None
-    state, model, optimizer = files.read_local(Path(folder))
+        return state if rank.first else None
+    rank.resume(checkpoint, members)
+    if not rank.first:
+        training.batch.take_up({})
+        return None
     if state.samples < 0:  # an old checkpoint: the batch never changed then
         state.samples = samples_after(state.step, training.rows, sum(state.split))
     training.batch.take_up(state.adaptive)
-    rank.load_state(model)
-    rank.load_optimizer_state(optimizer)
     if len(state.split) != len(training.batch.weights):
         # written with another plan's devices: `enter` splits the same batch among this plan's
         state.split, state.members = shares(sum(state.split), plan.shares), []

@@ -26,6 +26,7 @@ from trainwright.tasks.train.checkpoint.coordinator import (
     WRITE,
     Coordinator,
 )
+from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
 from trainwright.tasks.train.checkpoint.tensors import as_file
 from trainwright.tasks.train.checkpoint.uploader import Uploader, recover
 from trainwright.tasks.train.record.journal import StepJournal
@@ -353,7 +354,8 @@ def test_going_back_uploads_staged_checkpoints_and_drops_incomplete_ones(launch:
     launch.until(lambda: bool(launch.ranks[0].answers))
     (answer,) = launch.ranks[0].answers
     assert answer["checkpoint"] is not None
-    state, model, _ = files.read_local(Path(answer["checkpoint"]))
+    found = LocalCheckpoint(Path(answer["checkpoint"]))
+    state, model = found.state, found.tensors(files.MODEL)
     assert (state.step, model["w1"].tolist()) == (10, [10.0, 10.0])
     assert launch.coordinator.safe == 10
     assert launch.under_way == [[], []]

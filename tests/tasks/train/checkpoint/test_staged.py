@@ -20,6 +20,7 @@ from trainwright.tasks.storage.objects import Content, ObjectStore
 from trainwright.tasks.train.checkpoint import files as checkpoint
 from trainwright.tasks.train.checkpoint import staged
 from trainwright.tasks.train.checkpoint.fence import Fence, claim
+from trainwright.tasks.train.checkpoint.local_checkpoint import LocalCheckpoint
 from trainwright.tasks.train.checkpoint.tensors import as_file
 from trainwright.tasks.train.checkpoint.uploader import recover
 from trainwright.tasks.train.record.journal import StepJournal
@@ -74,7 +75,8 @@ def newest(store: ObjectStore, folder: Path) -> tuple[int, dict[str, list[float]
     if state is None:
         return None
     return state.step, {
-        name: one.tolist() for name, one in checkpoint.read_local(folder / "resume")[1].items()
+        name: one.tolist()
+        for name, one in LocalCheckpoint(folder / "resume").tensors(checkpoint.MODEL).items()
     }
 
 

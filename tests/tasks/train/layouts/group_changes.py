@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from layout_ranks import whole_state
+from layout_ranks import OneAtATime, whole_state
 
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.exchange.collective import PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
-from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker_group import WorkerGroup
@@ -62,16 +60,6 @@ class BreakingPeers(Peers):
             self.breaks_at = ""
             raise PeersLost("this rank is lost")
         return super().sum_(tensor, name, group)
-
-
-class OneAtATime(Rank):
-    """A rank that builds its model while no other does: threads share torch's random numbers."""
-
-    lock = threading.Lock()
-
-    def _newly_built(self) -> torch.nn.Module:
-        with self.lock:
-            return super()._newly_built()
 
 
 class ThreadRank:

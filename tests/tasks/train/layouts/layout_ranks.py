@@ -85,6 +85,16 @@ class ThreadExchange(Exchange):
             self._transfers = None
 
 
+class OneAtATime(Rank):
+    """A rank that builds its model while no other does: threads share torch's random numbers."""
+
+    lock = threading.Lock()
+
+    def _newly_built(self, held: Any = None) -> torch.nn.Module:
+        with self.lock:
+            return super()._newly_built(held)
+
+
 def whole_state(rank: Rank) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Model and optimizer as a checkpoint holds them; all ranks call it at once."""
     found: list[Any] = [rank.written_state([one]) for one in range(rank.collective.size)]
@@ -168,8 +178,11 @@ def train_in_threads(
         try:
             with shared.one_at_a_time:
                 device = torch.device(devices[number] if devices else "cpu")
-                rank = Rank(asked, dataset, exchange, device, number)
+                rank = OneAtATime(asked, dataset, exchange, device, number)
             shared.barrier.wait(WAIT_S)  # a step would seed torch while another rank is made
+            if rank.layout.has_stages:
+                rank.begin_anew(list(range(size)))
+            shared.barrier.wait(WAIT_S)
             rank.cut(list(range(size)))
             step = 0
             for epoch in range(asked.job.train.epochs):

@@ -235,7 +235,7 @@ def test_a_step_with_sharded_layers_that_are_not_cut_fails(made: Made) -> None:
     ranks.group(0, 1, 2)
 
     def act(one: ThreadRank) -> None:
-        one.rank.hold_all_rows()
+        one.rank.hold_nothing()
         with pytest.raises(RuntimeError, match="before `cut`: out would not be trained"):
             one.rank.step(one.rank.epoch_order(0), 0, 0)
 

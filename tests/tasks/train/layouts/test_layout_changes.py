@@ -127,7 +127,7 @@ def test_rows_that_a_rank_has_of_another_layout_do_not_count(made: Made) -> None
         one.out()
     stale = ranks.all[2].rank
     assert stale.is_cut
-    ranks.each(lambda one: one.rank.hold_all_rows())
+    ranks.each(lambda one: one.rank.hold_nothing())
     whole = layout_on(asked, 0, 1)
     ranks.each(lambda one: one.rank.adopt(whole))
     ranks.group(0, 1, 2)
