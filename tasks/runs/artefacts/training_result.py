@@ -85,6 +85,7 @@ class DeviceResult(Value):
     peak_memory_bytes: float = Field(description="of its process")
     cpu_s: float = Field(description="CPU time of its processes since the run started or resumed")
     share: str = Field(description="how its share of the CPU was enforced")
+    image: str = Field(default="", description="id of its image; empty outside containers")
 
 
 class Measured(Value):

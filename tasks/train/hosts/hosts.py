@@ -68,6 +68,7 @@ class Hosts:
         self._arrivals: Arrivals | None = None
         self._variables: dict[str, dict[str, str]] = {}
         self._data: dict[str, str] = {}
+        self._images: dict[str, str] = {}
         self._reconnector: Reconnector | None = None
         self.peers: set[str] = set()
         """The addresses from which ranks connect."""
@@ -131,6 +132,7 @@ class Hosts:
                 f"{session}: {found[0]}; allowed: the same on all hosts", differences=found
             )
         session.begin()
+        self._images[session.address] = there["image"]
         if there["node"]:
             progress.emit("notice", message=f"{session}: Slurm gave node {there['node']}")
         return str(there["came_by"])
@@ -264,6 +266,10 @@ class Hosts:
         ]
         session.start(name, command, environment | self._variables[session.address], process)
         return process, channel
+
+    def image(self, rank: int) -> str:
+        """The id of the image in which the rank runs; empty outside containers."""
+        return self._images.get(self._devices[rank].address, "")
 
     def is_gone(self, rank: int) -> bool:
         """Whether there is no connection to the rank's host."""

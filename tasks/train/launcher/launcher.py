@@ -144,7 +144,7 @@ class Launcher:
             if process is not None:
                 report = process.done or {} if number in self._members else {}
                 used = used.then(process.usage)
-            found[number] = report | asdict(used)
+            found[number] = report | asdict(used) | {"image": self._processes.image(number)}
         return found
 
     # -- events ------------------------------------------------------------------------------------

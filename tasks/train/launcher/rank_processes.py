@@ -121,6 +121,10 @@ class RankProcesses:
             self.shares[process.number].let_go()
             del self.by_number[process.number]
 
+    def image(self, number: int) -> str:
+        """The id of the image in which a rank runs; empty outside containers."""
+        return self._hosts.image(number) if self._hosts is not None else ""
+
     def host_changes(self) -> tuple[frozenset[int], frozenset[int]]:
         """The devices whose hosts were lost, and whose hosts came back, since the last call."""
         if self._hosts is None:

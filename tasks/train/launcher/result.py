@@ -178,6 +178,7 @@ def _device_result(
         peak_memory_bytes=report["peak_memory_bytes"],
         cpu_s=report["cpu_s"],
         share=share,
+        image=report["image"],
     )
 
 

@@ -71,10 +71,14 @@ class FakeCluster:
             (folder / file).write_bytes(base64.b64decode(data))
         (container,) = self.jobs[name]["spec"]["template"]["spec"]["containers"]
         words = [str(folder) if word == SECRET_FOLDER else word for word in container["command"]]
+        given = [f"{one['name']}={one['value']}" for one in container.get("env", ())]
         host = self.jobs[name]["metadata"]["labels"]["trainwright/host"]
         with (self._folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                self._place(host, words), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._place(host, ["env", *given, *words]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def _pod(self, name: str) -> ApiObject:

@@ -19,6 +19,7 @@ from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.hosts import reconnect
 
 pytestmark = pytest.mark.slow
+IMAGE = f"registry.example/train@sha256:{'0' * 64}"
 
 
 def losses(asked: TrainRequest) -> list[float]:
@@ -41,7 +42,7 @@ def in_pods(
     del pool["ssh"]
     for host in pool["hosts"]:
         host["address"] = host["name"]
-    where = {"namespace": "lab", "image": "train:1", "api": cluster.url, "address": made.driver}
+    where = {"namespace": "lab", "image": IMAGE, "api": cluster.url, "address": made.driver}
     path.write_text(json.dumps({**pool, "engine": "kubernetes", "kubernetes": where}))
     devices = [
         one.model_copy(update={"address": one.host, "engine": "kubernetes"})
@@ -59,7 +60,8 @@ def test_pods_reach_the_same_losses_as_this_machine(
     train(local)
     with fake_cluster.running(tmp_path / "cluster", placed(made)) as cluster:
         away = in_pods(tmp_path / "away", made, cluster, FAST, backend="torch")
-        train(away)
+        result = train(away)
+        assert [device.image for device in result.devices] == [IMAGE, IMAGE]
         assert losses(away) == losses(local)
         assert cluster.jobs == {}
         assert [one["kind"] for one in cluster.created].count("Job") == 2
