@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from airflow.sdk import DAG, task
-from console_blocks import blocks_of, difference, plain, run_page
+from console_blocks import STORE, blocks_of, difference, plain, run_page
 from doc_pages import DOCS, PAGES, README, example, page_id
 
 MARKS = {"", "file", "not run", "exit", "example"}
@@ -68,7 +68,10 @@ def test_few_blocks_are_not_run() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("stack")
 @pytest.mark.parametrize("page", SLOW, ids=page_id)
-def test_the_blocks_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_print_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", STORE)
     ended = run_page(page, tmp_path)
     assert ended
     assert [text for text in map(difference, ended) if text is not None] == []
