@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -334,9 +335,12 @@ def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
         if not run.exists():
             raise BadInput(f"run: got {given}; there is no such run")
         return run
-    for run in list_runs(store or settings.store, settings):
-        if run.id == given:
-            return run
+    runs = {run.id: run for run in list_runs(store or settings.store, settings)}
+    if given in runs:
+        return runs[given]
+    of_job = [name for name, run in runs.items() if run.job_name == given]
+    meant = [max(of_job)] if of_job else get_close_matches(given[:80], runs, 1)
     raise BadInput(
         f"run: got {given[:80]!r}; allowed: a run's URI, or an id that `trainwright runs` lists"
+        + "".join(f"; did you mean {one}?" for one in meant)
     )

@@ -219,7 +219,7 @@ def test_process_and_gradient_buffer_are_added_to_the_steps_memory() -> None:
 def test_a_measured_rank_replaces_the_usual_one() -> None:
     measured = _calibration().model_copy(update={"process_bytes": 5e8})
     curve = predict_curve(_structure(), measured, device_type="cpu", cores=1.0)
-    assert curve.process_bytes == 5e8 + curve.kept_bytes
+    assert 5e8 < curve.process_bytes - curve.kept_bytes <= 6e8
 
 
 def test_a_given_power_overrides_the_datasheet() -> None:
