@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from trainwright.tasks.spec.pool import Pool
 ROOT = Path(__file__).parents[2]
 STACK = ROOT / "infra" / "stack"
 KUBERNETES = ("1.32", "1.37")
+KUBEFLOW = Path(__file__).parent / "kubeflow_trainer_schema.json"
 COMPOSE = yaml.safe_load((STACK / "compose.yaml").read_text())
 KUSTOMIZATION = yaml.safe_load((STACK / "kustomization.yaml").read_text())
 SETTINGS = dict(
@@ -117,6 +119,12 @@ def test_compose_and_kubernetes_run_the_same_commands_in_the_same_images() -> No
         assert references == files, name
 
 
+def _examples(*names: str) -> dict[str, dict[str, Any]]:
+    """Documents of examples, by kind."""
+    texts = [(STACK / "examples" / name).read_text() for name in names]
+    return {one["kind"]: one for text in texts for one in yaml.safe_load_all(text)}
+
+
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_example_of_a_training_refers_to_what_the_stack_has(version: str) -> None:
     example = yaml.safe_load((STACK / "examples" / "training.yaml").read_text())
@@ -136,8 +144,7 @@ def test_the_example_of_a_training_refers_to_what_the_stack_has(version: str) ->
 def test_the_example_of_a_training_on_several_pods_has_what_its_launcher_needs(
     version: str,
 ) -> None:
-    text = (STACK / "examples" / "training-hosts.yaml").read_text()
-    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    found = _examples("launcher.yaml", "training-hosts.yaml")
     for document in found.values():
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"]["namespace"] == KUSTOMIZATION["namespace"]
@@ -149,6 +156,24 @@ def test_the_example_of_a_training_on_several_pods_has_what_its_launcher_needs(
     pool = validated(Pool, parse_text(written, ""), "pool")
     assert pool.kubernetes is not None
     assert pool.kubernetes.namespace == KUSTOMIZATION["namespace"]
+
+
+def test_the_example_for_kubeflow_has_the_launcher_of_the_one_without_it() -> None:
+    found, schemas = _examples("training-kubeflow.yaml"), json.loads(KUBEFLOW.read_text())
+    runtime, job = found["TrainingRuntime"], found["TrainJob"]
+    for document in (runtime, job):
+        jsonschema.validate(document, schemas[document["kind"]])
+        wrong = {**document, "spec": {**document["spec"], "nodes": 1}}
+        with pytest.raises(jsonschema.ValidationError, match="nodes"):
+            jsonschema.validate(wrong, schemas[document["kind"]])
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    of_node = {"apiVersion": "batch/v1", "kind": "Job", **node["template"]}
+    kubernetes_validate.validate(of_node, KUBERNETES[-1], strict=True)
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    plain = _pod(_examples("training-hosts.yaml")["Job"])
+    (container,) = plain["containers"]
+    assert container.pop("command") == job["spec"]["trainer"]["command"]
+    assert _pod(node["template"]) == plain | {"containers": [container | {"name": node["name"]}]}
 
 
 def test_images_are_built_by_make_images_or_are_official_ones_with_a_version() -> None:
