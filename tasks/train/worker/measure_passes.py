@@ -127,6 +127,7 @@ class _Probe:
         asked = request(folder, parts, speed)
         dataset = data.load(asked.job.data, asked.job.train.seed)
         rank = Rank(asked, dataset, self._peers, torch.device("cpu"), self._number)
+        rank.begin_anew([0, 1])
         rank.cut([0, 1])
         order = rank.epoch_order(0)
 
