@@ -85,7 +85,8 @@ def _link(definitions: dict[str, model_tables.Schema]) -> model_tables.Link:
 
 def _files() -> dict[str, type[BaseModel]]:
     """The class of each file."""
-    found: dict[str, type[BaseModel]] = {one.FILE: one for one in Artefact.__subclasses__()}
+    ours = [one for one in Artefact.__subclasses__() if one.__module__.startswith("trainwright.")]
+    found: dict[str, type[BaseModel]] = {one.FILE: one for one in ours}
     return {**found, Structure.FILE: Structure}
 
 
