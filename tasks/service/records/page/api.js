@@ -51,8 +51,9 @@ export async function file(path) {
   return (await ask(path)).blob();
 }
 
-// Airflow's own API, in whose frame this page is: null if it does not answer, or not to this user.
+// Airflow's own API, if Airflow serves this page: null if it does not answer, or not to this user.
 async function airflowApi(path, signal) {
+  if (!base.pathname.endsWith("/trainwright/")) return null; // `trainwright serve`
   const headers = { Accept: "application/json" };
   const answer = await fetch(new URL(`../api/v2/${path}`, base), { headers, credentials: "same-origin", signal });
   return answer.ok ? answer.json() : null;
