@@ -18,7 +18,7 @@ BASE := docker.io/library/python:3.11-slim-bookworm
 BUILD_OPTIONS :=
 RETRIES := -o Acquire::Retries=3
 
-.PHONY: help setup setup-system run test test-all test-with test-gpu images image-base stack-secrets links lint docs bench clean
+.PHONY: help setup setup-system run test test-all test-with test-gpu images image-base stack-secrets links lint docs pictures bench clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -104,6 +104,9 @@ lint: setup links ## run ruff, mypy and import-linter
 
 docs: setup ## build the manual into build/site; a warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .mkdocs.yml
+
+pictures: setup ## make the manual's pictures from a run on this machine, with Debian's Chromium
+	$(BIN)/python docs/pictures/make.py
 
 bench: setup ## measure the figures of docs/benchmarks.md
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \

@@ -22,7 +22,7 @@ th { text-align: left; color: var(--soft); font-weight: 500; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
 td.figure, th.figure { text-align: right; }
 .good { color: var(--good); } .bad { color: var(--bad); }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } .wide.chart { margin-top: 16px; }
 summary { color: var(--soft); cursor: pointer; margin: 8px 0; }
 svg { max-width: 100%; display: block; margin: 4px 0 18px; }
 table.confusion { width: auto; } .confusion td { padding: 3px 8px; text-align: right; }

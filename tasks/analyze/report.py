@@ -57,7 +57,7 @@ def page(
     if len(history) > 1:
         charts["history"] = _history(history[::-1])
     script, places = components(charts) if charts else ("", {})
-    chart = {name: f'<div class="wide">{place}</div>' for name, place in places.items()}
+    chart = {name: f'<div class="wide chart">{place}</div>' for name, place in places.items()}
     sections = [
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),
@@ -83,7 +83,7 @@ def is_report(content: bytes) -> bool:
 
 
 def _percent(value: float | None, sign: bool = False) -> str:
-    return "–" if value is None else f"{100 * value:+.0f} %" if sign else f"{100 * value:.0f} %"
+    return "–" if value is None else f"{round(100 * value):{'+' if sign else ''}d} %"
 
 
 def _tiles(result: Result) -> str:

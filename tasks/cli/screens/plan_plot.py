@@ -5,6 +5,7 @@ The timeline of a step is left out if plan and estimate do not have what it take
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
@@ -43,6 +44,8 @@ from trainwright.tasks.units import plain
 _MARK = "time against energy and cost, by trainwright plan"
 _TITLE = "time against energy and cost, and one step"
 _LINE, _BETWEEN = 17, 18
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=[a-z]) (?=\d+ (?:s|min)\b)")
+"""A space that is no place to fold a line."""
 _LEGEND: dict[Style, str] = {
     "plan": "the plan",
     "front": "on the front: none within the limits is better in time, energy and cost together",
@@ -227,7 +230,8 @@ def _list(left: int, top: int, entries: Sequence[tuple[str, str]]) -> tuple[str,
     parts, y = [], top
     for drawing, words in entries:
         parts.append(f'<g transform="translate({left} {y})">{drawing}</g>')
-        for row in textwrap.wrap(words, int((WIDTH - 44) / CHARACTER)):
-            parts.append(text(left + 34, y, row))
+        whole = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", words)
+        for row in textwrap.wrap(whole, int((WIDTH - 44) / CHARACTER)):
+            parts.append(text(left + 34, y, row.replace("\N{NO-BREAK SPACE}", " ")))
             y += _LINE
     return "".join(parts), y

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
@@ -36,7 +36,7 @@ class Watch:
         )
 
     def _now(self) -> RenderableType:
-        return Group(self._progress, self._training) if self._training.training else self._progress
+        return self._training if self._training.training else self._progress
 
     def __enter__(self) -> Watch:
         self._live.start()

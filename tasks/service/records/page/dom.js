@@ -65,7 +65,7 @@ export function table(label, columns, rows, marked = () => null) {
 export const tiles = (entries) =>
   h("dl", { class: "tiles" }, entries.map(([name, shown, beside]) =>
     h("div", { class: "tile", "data-tile": name },
-      h("dt", {}, name),
+      h("dt", {}, name.replaceAll("_", " ")),
       h("dd", { class: "value", "data-value": shown.value === null || shown.value === undefined ? null : String(shown.value) }, shown.text),
       h("dd", { class: "beside" }, beside ?? "\u00a0"))));
 

@@ -178,7 +178,7 @@ function curves(room) {
     speed.set(series.joint(throughput), ["all ranks"]);
     const metrics = [...new Set(series.epochs.flatMap((row) => Object.keys(row)))].filter(
       (name) => !["step", "epoch", "loss", "train_loss", "duration_s"].includes(name));
-    quality.set([series.epochs.map((row) => row.epoch + 1), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics);
+    quality.set([series.epochs.map((row) => row.epoch + 1), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics.map((name) => name.replaceAll("_", " ")));
   };
 }
 
