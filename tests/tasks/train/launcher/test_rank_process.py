@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +92,10 @@ def test_a_rank_has_the_settings_of_the_gpu_allocator(
         tmp_path / "order.json", 0, slot=3, threads=2, log=tmp_path / "log", interface={}
     )
     try:
-        found = psutil.Process(process.process.pid).environ()
+        found: dict[str, str] = {}
+        ends = time.monotonic() + 60
+        while not found and time.monotonic() < ends:  # none while the process replaces its program
+            found = psutil.Process(process.process.pid).environ()
     finally:
         process.kill()
         process.process.wait()
