@@ -260,6 +260,11 @@ class Structure(FrozenModel):
     not_cut: str = Field(
         default="", description="why the model can't be cut: the operation and its module"
     )
+    builds_parts: bool = Field(
+        default=False,
+        description="whether a rank can build some tensors without memory for the others: the "
+        "model's code reads no values, and its source has no `adapt`",
+    )
     lifetimes: Lifetimes | None = Field(
         default=None,
         description="None: the order of operations depends on the batch size",

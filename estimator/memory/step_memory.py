@@ -91,6 +91,10 @@ PROCESS_BYTES = 350 * 2**20
 Assumed if no calibration measured it (`Calibration.process_bytes`)."""
 
 
+SHARDED_ABOVE_BYTES = 64 << 20
+"""If all tensors of a checkpoint together are smaller than this, one rank writes them all."""
+
+
 def peak_bytes(structure: Structure, batch_size: int) -> float:
     """The most bytes alive at once in a step: of each operation, live tensors and its workspace."""
     return max(
@@ -122,7 +126,7 @@ def kept_bytes(structure: Structure, device_type: str) -> float:
 
     It is the buffer in which gradients are summed and, if the rank computes in the host's memory,
     two copies of parameters and optimizer state for checkpoints (one rank's; if they are large, the
-    ranks share them).
+    ranks share them). A rank of a pipeline may need less (`tasks.allocate.pipelines.stage_copies`).
     """
     # Idle memory without gradients: parameters, buffers, and the optimizer's state.
     state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)

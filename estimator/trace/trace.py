@@ -71,7 +71,9 @@ def trace(what: TrainingStepSpec, batch_size: int) -> Structure:
         traced = _structure(what, batch_size, small, first, second, "real step")
     found = cut_step(what)
     units = units_with_layers(found, traced.layer_work, traced.modules[0].name)
-    return traced.model_copy(update={"units": units, "not_cut": found.not_cut})
+    fake = traced.method == "fake tensors" and found.is_fake
+    parts = {"builds_parts": fake and what.definition.adapt is None}
+    return traced.model_copy(update={"units": units, "not_cut": found.not_cut, **parts})
 
 
 def _with_fake_tensors(what: TrainingStepSpec, batch_size: int) -> Structure | None:

@@ -46,7 +46,8 @@ def append(run: Run) -> list[str]:
         result.split_events, [device.batch_size for device in plan.devices]
     )
     for planned, device in zip(plan.devices, result.devices, strict=True):
-        if plan.layout is not None and plan.layout.recomputed(planned.id):
+        layout = plan.layout
+        if layout is not None and (layout.has_stages or layout.recomputed(planned.id)):
             continue  # its time and memory are not those of the calibration's step
         finding = _finding(predicted, result, planned, device, plan.accumulation, steps)
         if finding is not None:

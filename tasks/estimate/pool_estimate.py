@@ -101,6 +101,7 @@ def estimate(
         layers=[one.facts() for one in structure.layer_work],
         units=structure.units,
         not_cut=structure.not_cut,
+        builds_parts=structure.builds_parts,
         step=structure.recorded_step(),
         learned_from=max((curve.learned_from for curve in curves), default=0),
         # bf16 gradients are summed in fp32.

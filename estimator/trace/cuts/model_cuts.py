@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch  # noqa: TID253 - this is a separate process
@@ -48,6 +48,8 @@ class CutModel:
     begins: dict[bool, tuple[int, ...]]
     units: tuple[Unit, ...]
     not_cut: str = ""
+    is_fake: bool = True
+    """whether fake tensors were enough to record it: none took memory"""
 
     def is_inside_call(self, module: str) -> bool:
         """Whether a module runs only inside others, which are called as a whole."""
@@ -99,7 +101,7 @@ def cut(
         except (PassFailed, BadInput):  # as of a model that reads values
             pass
         try:
-            return _recorded(build, batch, mode, fake=False)
+            return replace(_recorded(build, batch, mode, fake=False), is_fake=False)
         except (_NotCut, PassFailed, BadInput) as error:
             return CutModel({}, {}, (), str(error))
 

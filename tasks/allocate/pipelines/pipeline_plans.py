@@ -265,7 +265,9 @@ class PipelinePlanner:
             }
             sizes = {name: size + more[name] for name, size in sizes.items()}
             place = self._search.place(stage.device)
-            need = memory.need(place, stage.tensors(memory.tensors), sum(more.values()))
+            cut = [one for one in stage.layers if layout.how(one.name) == "rows"]
+            beside = sum(more.values()) + memory.copies.gathered_bytes(cut)
+            need = memory.need(place, stage.tensors(memory.tensors), beside)
             needs[stage.device.id] = need
             limit = memory.limit_bytes(place)
             if limit is not None and need > limit * (1 + 1e-9):

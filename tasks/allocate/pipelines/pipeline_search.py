@@ -265,7 +265,7 @@ class PipelineSearch:
                 self._curves,
                 self._network,
                 sizes,
-                tensors=self.memory.tensors,
+                tensors=self.memory.searched_tensors(max(sizes)),
                 room_bytes=self.memory.rooms(max(sizes)),
                 passes=self._problem.model.estimate.pass_cost,
             )

@@ -185,7 +185,7 @@ def stage_chain(
     network: RankNetwork,
     micro_batches: Sequence[int],
     *,
-    tensors: int,
+    tensors: float,
     room_bytes: Sequence[float],
     passes: PassCost | None = None,
 ) -> StageChain:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.layouts.memory import state_tensors
+from trainwright.tasks.allocate.pipelines.stage_copies import StageCopies
 from trainwright.tasks.allocate.pipelines.stage_peaks import StagePeaks, StageWorkload
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.topology import machine_of
@@ -51,6 +52,10 @@ class StageMemory:
         self._spared = [(spared_bytes or {}).get(device.id, 0.0) for device in devices]
         self.tensors = state_tensors(model.job.train.optimizer)
         self._layers = layers
+        sum_items = 2 if model.job.train.precision == "bf16" else 1  # bf16 is summed in fp32
+        self.copies = StageCopies(
+            model.estimate, layers, model.estimate.units, self.tensors, sum_items
+        )
         step, units = model.estimate.step, model.estimate.units
         self._peaks = None if step is None else StagePeaks(step, layers, units, self.tensors)
         self._kinds = [model.kind(device) for device in devices]
@@ -93,11 +98,20 @@ class StageMemory:
             found.append((more * limit - fixed) / safety - rest - self._spared[number])
         return found
 
+    def searched_tensors(self, micro_batch: int) -> float:
+        """Of a parameter's size, as the search of cuts counts them on any device.
+
+        Devices that need copies for checkpoints too may lack memory even so: `need` says.
+        """
+        return self.tensors + min(
+            self.copies.of_parameters(one.curve) / self._besides(number, micro_batch)[1]
+            for number, one in enumerate(self._kinds)
+        )
+
     def may_lack(self, batch: int) -> bool:
         """Whether some device could not hold the whole model with all samples of a step."""
-        size = sum(
-            self.tensors * one.parameter_bytes + one.kept_bytes(batch) for one in self._layers
-        )
+        tensors = self.searched_tensors(batch)
+        size = sum(tensors * one.parameter_bytes + one.kept_bytes(batch) for one in self._layers)
         return min(self.rooms(batch)) < size
 
     def need(self, device: int, stage: StageTensors, more_bytes: float = 0.0) -> float:
@@ -108,8 +122,12 @@ class StageMemory:
             peak = rest + stage.kept_bytes - stage.freed_bytes
         else:
             peak = self._peaks.peak_bytes(stage.workload, curve.device_type, stage.recomputed)
-        libraries = library_bytes(curve) if stage.recomputed else 0.0
-        return fixed + libraries + safety * (peak + more_bytes)
+        loads = bool(stage.recomputed) and not self.copies.is_divided
+        libraries = library_bytes(curve) if loads else 0.0
+        first, end = stage.workload.first, stage.workload.end
+        training = libraries + safety * (peak + more_bytes)
+        training += self.copies.lasting_bytes(curve, first, end)
+        return fixed + max(training, self.copies.building_bytes(curve, first, end))
 
     def over_bytes(self, device: int, stage: StageTensors) -> float:
         """By how many bytes of tensors a stage exceeds a device's memory; negative: it does not."""
@@ -121,7 +139,7 @@ class StageMemory:
 
     def process_bytes(self, device: int) -> float:
         """Bytes of a device's process without any stage."""
-        return self._kinds[device].curve.process_bytes
+        return self.copies.process_bytes(self._kinds[device].curve)
 
     def _besides(self, device: int, micro_batch: int) -> tuple[float, float, float]:
         """Bytes of the process, the safety of the step's bound, the rest of the step's peak."""
@@ -131,4 +149,4 @@ class StageMemory:
             self.tensors * one.parameter_bytes + one.kept_bytes(size) for one in self._layers
         )
         safety = curve.safe_memory_bytes(size) / peak if peak > 0 else 1.0
-        return curve.process_bytes, safety, max(0.0, peak - known)
+        return self.copies.process_bytes(curve), safety, max(0.0, peak - known)

@@ -39,6 +39,32 @@ class StageWorkload:
     """samples of each"""
 
 
+class UnitParameters:
+    """The trained parameters of units, tied ones in each unit that uses them."""
+
+    def __init__(self, layers: Sequence[LayerFacts], units: Sequence[Unit]) -> None:
+        self._bytes_of = {
+            name: one.parameter_bytes * count / max(1, sum(one.parameters.values()))
+            for one in layers
+            for name, count in one.parameters.items()
+        }
+        self._names = [
+            [*(name for one in own for name in one.parameters), *unit.tied]
+            for own, unit in zip(layers_of_units(layers, units).values(), units, strict=True)
+        ]
+        self.largest = max(self._bytes_of.values(), default=0.0)
+        """bytes of the largest one"""
+
+    def of(self, first: int, end: int) -> dict[str, float]:
+        """Bytes of each parameter that the units [first, end) use."""
+        names = [name for own in self._names[first:end] for name in own]
+        return {name: self._bytes_of.get(name, 0.0) for name in names}
+
+    def size(self, first: int, end: int) -> float:
+        """Bytes of all of them."""
+        return sum(self.of(first, end).values())
+
+
 class StagePeaks:
     """The stages of a recorded step."""
 
@@ -52,11 +78,7 @@ class StagePeaks:
         """`tensors`: of a parameter's size that a rank holds, its gradient among them."""
         self._units, self._tensors = units, tensors
         self._by_unit = [tuple(own) for own in layers_of_units(layers, units).values()]
-        self._bytes_of = {
-            name: one.parameter_bytes * count / max(1, sum(one.parameters.values()))
-            for one in layers
-            for name, count in one.parameters.items()
-        }
+        self._parameters = UnitParameters(layers, units)
         self._simulation = lru_cache(maxsize=None)(
             lambda samples, block: StageSimulation(step, units, samples, block)
         )
@@ -64,7 +86,7 @@ class StagePeaks:
 
     def parameter_bytes(self, first: int, end: int) -> float:
         """Of the parameters that the units [first, end) use."""
-        return sum(self._parameters(first, end).values())
+        return self._parameters.size(first, end)
 
     def peak_bytes(
         self, what: StageWorkload, device_type: str, recomputed: Collection[str] = ()
@@ -77,12 +99,12 @@ class StagePeaks:
             size: self._passes(size, block, what.first, what.end, tuple(recomputed), later)
             for size in {max(1, one) for one in what.micro_batches}
         }
-        own = self._parameters(what.first, what.end)
+        own = self._parameters.of(what.first, what.end)
         simulation = self._simulation(max(1, *what.micro_batches), block)
         rows = 0.0
         if what.first == 0 or what.end == len(self._units):
             rows = simulation.batch_bytes(sum(what.micro_batches))
-        largest = max(self._bytes_of.values(), default=0.0)
+        largest = self._parameters.largest
         share = max(own.values(), default=0.0) / largest if largest else 0.0
         return peak_bytes(
             passes_of(what.schedule, what.stages, what.stage, len(what.micro_batches)),
@@ -91,12 +113,6 @@ class StagePeaks:
             update_bytes=share * simulation.update_bytes(),
             in_host=in_host,
         )
-
-    def _parameters(self, first: int, end: int) -> dict[str, float]:
-        """Bytes of each parameter that these units use."""
-        names = [name for own in self._by_unit[first:end] for one in own for name in one.parameters]
-        names += [name for one in self._units[first:end] for name in one.tied]
-        return {name: self._bytes_of.get(name, 0.0) for name in names}
 
     def _pass_memory(
         self,

@@ -34,6 +34,10 @@ class Estimate(Artefact):
         description="the model's parts between places where it can be cut; empty: it can't be",
     )
     not_cut: str = Field(default="", description="why the model can't be cut")
+    builds_parts: bool = Field(
+        default=False,
+        description="whether ranks of pipelines build only what they hold; else the whole model",
+    )
     step: RecordedStep | None = Field(
         default=None,
         description="what each module keeps for the backward pass; None: not known, so plans don't "

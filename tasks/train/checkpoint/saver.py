@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.estimator.memory.step_memory import SHARDED_ABOVE_BYTES
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.channel import Channel, busy_with_store
@@ -23,7 +24,6 @@ from trainwright.tasks.train.checkpoint.coordinator import SKIP, SPILL, WAIT, WR
 from trainwright.tasks.train.checkpoint.files import CheckpointState
 from trainwright.tasks.train.checkpoint.staged import StagingArea, part_name
 from trainwright.tasks.train.checkpoint.tensors import (
-    SHARDED_ABOVE_BYTES,
     as_file,
     host_copies,
     shard_name,

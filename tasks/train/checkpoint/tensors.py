@@ -12,8 +12,6 @@ from trainwright.tasks.storage.objects import Content
 from trainwright.tasks.train.checkpoint.shards import layout
 
 Tensors = dict[str, torch.Tensor]
-SHARDED_ABOVE_BYTES = 64 << 20
-"""If all tensors together are smaller than this, one rank writes them all."""
 _STATE_KEY = re.compile(r"^([A-Za-z_]\w*)\.(\d{1,9})$")
 _DTYPES = {
     torch.float64: "F64",

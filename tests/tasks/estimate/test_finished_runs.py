@@ -145,6 +145,16 @@ def test_a_device_that_recomputes_gives_no_finding(store: str) -> None:
     assert finished_runs.append(run) == []
 
 
+def test_a_stage_of_a_pipeline_gives_no_finding(store: str) -> None:
+    run = _trained(store)
+    plan = run.read(Plan)
+    stages = [Stage(device=one.id, layers=["net"]) for one in plan.devices]
+    stages += [Stage(device="elsewhere", layers=["head"])]
+    layout = Layout(pipelines=[Pipeline(micro_batches=[8], stages=stages)])
+    run.write(plan.model_copy(update={"layout": layout}))
+    assert finished_runs.append(run) == []
+
+
 def test_a_corrected_runs_finding_contains_the_uncorrected_prediction(store: str) -> None:
     corrected = {
         "calibrated_time_knots": Knots(sizes=SIZES, values=(0.02,) * 3),

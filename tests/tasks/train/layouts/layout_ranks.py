@@ -102,7 +102,7 @@ def whole_state(rank: Rank) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
     return own.get(MODEL, {}), own.get(OPTIMIZER, {})
 
 
-def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:
+def structure_of(asked: TrainRequest, batch: int = 16, optimizer: str = "sgd") -> Structure:
     """The structure of a request's model, traced in its precision."""
     job = asked.job
     assert job.model is not None
@@ -117,7 +117,7 @@ def structure_of(asked: TrainRequest, batch: int = 16) -> Structure:
     )
     definition = source.load(Path(asked.source_folder), asked.entry)
     what = TrainingStepSpec(
-        definition, job.model.config, spec, {"name": "sgd"}, job.train.precision
+        definition, job.model.config, spec, {"name": optimizer}, job.train.precision
     )
     return trace(what, batch)
 
