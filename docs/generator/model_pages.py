@@ -84,9 +84,10 @@ def _link(definitions: dict[str, model_tables.Schema]) -> model_tables.Link:
 
 
 def _files() -> dict[str, type[BaseModel]]:
-    """The class of each file."""
-    ours = [one for one in Artefact.__subclasses__() if one.__module__.startswith("trainwright.")]
-    found: dict[str, type[BaseModel]] = {one.FILE: one for one in ours}
+    """The class of each file; artefacts without a `FILE` are stored elsewhere."""
+    found: dict[str, type[BaseModel]] = {
+        one.FILE: one for one in Artefact.__subclasses__() if one.FILE
+    }
     return {**found, Structure.FILE: Structure}
 
 

@@ -29,14 +29,16 @@ class KeptSuite(Artefact):
     """A version of a job's suite. Its file may be copied to be in force again."""
 
     FILE = ""  # the key depends on job and version
-    expectations: list[dict[str, Any]]
+    expectations: list[dict[str, Any]] = Field(description="each as Great Expectations writes it")
     run: str | None = Field(
         default=None, description="URI of the run from whose data it was inferred; None: not known"
     )
     profile_sha256: str | None = Field(
         default=None, description="of the profile that it was inferred from; None: not known"
     )
-    profile: DataProfile | None = None
+    profile: DataProfile | None = Field(
+        default=None, description="the profile that it was inferred from; None: not known"
+    )
 
 
 def suite_version(expectations: list[dict[str, Any]]) -> str:
