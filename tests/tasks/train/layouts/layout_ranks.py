@@ -24,7 +24,7 @@ from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.exchange.transfers import MessageOrder, Transfers
 from trainwright.tasks.train.rank.rank import Rank
 
-WAIT_S = 60.0
+WAIT_S = 240
 
 
 class Threads:
