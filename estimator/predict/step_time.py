@@ -48,8 +48,8 @@ from trainwright.estimator.structure import Structure
 
 # The 90 % interval of the datasheet's estimate: the widths of its priors, whose errors coincide.
 _DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
-# Ranks of one installation that trained the same tiny model held 271 to 312 MiB; a longer training
-# than the measured one, with its records and evaluations, held 7 MB more than was bounded without.
+# A guess. One training longer than the measured one, with its records and evaluations, held 7 MB
+# (2 %) more than was bounded without it, and nothing was measured with it.
 _RANK_ROOM = 1.1
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

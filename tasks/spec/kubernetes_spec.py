@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from trainwright.tasks.spec.documents import Document, matching
 
-_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+def _name(description: str, default: str | None = None) -> Any:
+    return matching(
+        r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "1 to 63 lower-case letters, digits and -, not beginning or ending with -",
+        default=default,
+        description=description,
+    )
 
 
 class Kubernetes(Document):
@@ -15,36 +24,17 @@ class Kubernetes(Document):
     Ranks in pods and the launcher connect to each other on any port.
     """
 
-    namespace: str = matching(
-        _NAME,
-        "1 to 63 lower-case letters, digits and -, not beginning or ending with -",
-        default="trainwright",
-        description="namespace of the Jobs and their Secrets",
-    )
+    namespace: str = _name("namespace of the Jobs and their Secrets", "trainwright")
     image: str = matching(
         r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}$",
         "an image that the nodes can pull, such as registry.example/trainwright-train:1",
         description="image with trainwright, which nodes can pull",
     )
-    service_account: str | None = matching(
-        _NAME,
-        "1 to 63 lower-case letters, digits and -, not beginning or ending with -",
-        default=None,
-        description="service account of the pods, which get none of its tokens; default: the "
-        "namespace's own",
+    service_account: str | None = _name(
+        "service account of the pods, which get none of its tokens; default: the namespace's own"
     )
-    image_pull_secret: str | None = matching(
-        _NAME,
-        "1 to 63 lower-case letters, digits and -, not beginning or ending with -",
-        default=None,
-        description="Secret with which nodes pull the image",
-    )
-    priority_class: str | None = matching(
-        _NAME,
-        "1 to 63 lower-case letters, digits and -, not beginning or ending with -",
-        default=None,
-        description="priority class of the pods",
-    )
+    image_pull_secret: str | None = _name("Secret with which nodes pull the image")
+    priority_class: str | None = _name("priority class of the pods")
     node_selector: dict[str, str] = Field(
         default_factory=dict,
         description="labels of the nodes: {kubernetes.io/arch: amd64}; a host may add its own",

@@ -1,8 +1,8 @@
 """From a layout, what each rank does in a step: one list of actions for each rank.
 
-The lists are simulated (`step_simulator`) and checked (`action_check`). Ranks do the same, but
-driven by autograd and not by the list (`trainwright.tasks.train.layouts`). They are numbered as the
-layout's devices.
+The lists are simulated (`step_simulator`); tests check them (`action_check`). Ranks do the same,
+but driven by autograd and not by the list (`trainwright.tasks.train.layouts`). They are numbered
+as the layout's devices.
 
 A rank first runs its micro-batches forward and backward. A layer with sync `rows` gathers its
 inputs from all ranks, multiplies them by its own rows of the weight, and exchanges the results; its

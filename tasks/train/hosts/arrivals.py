@@ -109,9 +109,9 @@ class Arrivals:
     def _timed_out(self, waiting: list[Session]) -> RunHeld:
         limit_s = self._order.request.job.queue_timeout
         names = ", ".join(str(one) for one in waiting)
+        why = "".join(f"; waits {one}" for one in sorted({one.waits for one in waiting} - {""}))
         return RunHeld(
-            f"devices: {names} not granted within queue_timeout ({limit_s:g} s); `squeue --me` "
-            "shows why",
+            f"devices: {names} not granted within queue_timeout ({limit_s:g} s){why}",
             waited_s=limit_s,
         )
 

@@ -86,6 +86,8 @@ class Session:
         self._listening_since: float | None = None
         self.queued = False
         """whether the engine has not granted the host yet"""
+        self.waits = ""
+        """for what, as the engine has said last"""
         self.ending = False
         """whether the host is about to be taken back"""
         boot = _BOOT.format(facts=Path(versions.__file__).read_text())
@@ -150,7 +152,6 @@ class Session:
     def _limit_wait(self, heard: threading.Event) -> None:
         """End the engine's process if the host, once granted, does not answer in time."""
         granted_at: float | None = None
-        why = ""
         while not heard.wait(_LOOK_S):
             standing = self._engine.standing(self._asked)
             self.queued = standing.status == "queued"
@@ -159,10 +160,10 @@ class Session:
                 return
             if self.queued:
                 granted_at = None
-                if standing.why != why:
-                    why = standing.why
+                if standing.why != self.waits:
+                    self.waits = standing.why
                     then = f"; expected at {standing.expected}" if standing.expected else ""
-                    progress.emit("notice", message=f"{self} waits {why}{then}")
+                    progress.emit("notice", message=f"{self} waits {standing.why}{then}")
             elif granted_at is None:
                 granted_at = time.monotonic()
             elif time.monotonic() - granted_at > HELLO_TIMEOUT_S:

@@ -37,7 +37,7 @@ from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.worker.loop import Training
-from trainwright.tasks.train.worker.measured_request import measured_request
+from trainwright.tasks.train.worker.measured_request import measured_job, measured_request
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 _BATCH, _ROWS = 64, 256
@@ -194,24 +194,7 @@ def _job(folder: Path, kind: str) -> Job:
     if not table.exists():
         inputs = draw.random((_ROWS, _WIDTH_OF[kind]), dtype=np.float32)
         np.savez(table, inputs=inputs, label=draw.integers(0, 2, _ROWS))
-    return Job.model_validate(
-        {
-            "name": "measured",
-            "data": {
-                "uri": str(table),
-                "target": "label",
-                "task": "tabular-classification",
-                "validation_fraction": 0.1,
-            },
-            "model": {"source": str(folder / "model.py"), "config": {"kind": kind}},
-            "train": {
-                "global_batch_size": _BATCH,
-                "epochs": 100_000,
-                "learning_rate": 1e-3,
-                "adaptive_split": False,
-            },
-        }
-    )
+    return measured_job(table, folder / "model.py", {"kind": kind}, _BATCH, 100_000)
 
 
 def _order(request: TrainRequest) -> Order:

@@ -30,11 +30,10 @@ from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
-from trainwright.tasks.spec.job import Job
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import TrainRequest
-from trainwright.tasks.train.worker.measured_request import measured_request
+from trainwright.tasks.train.worker.measured_request import measured_job, measured_request
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 _SAMPLES, _WIDTH, _DEEP = 4, 16, 6
@@ -207,27 +206,8 @@ def _cpu_s(work: Callable[[], object]) -> float:
 def request(folder: Path, parts: int, speed: float | None) -> TrainRequest:
     """The training of the model in two stages, with so many micro-batches."""
     samples = parts * _SAMPLES
-    job = Job.model_validate(
-        {
-            "name": "measured",
-            "data": {
-                "uri": str(folder / "rows.npz"),
-                "target": "label",
-                "task": "tabular-classification",
-                "validation_fraction": 0.1,
-            },
-            "model": {
-                "source": str(folder / "model.py"),
-                "config": {"width": _WIDTH, "deep": _DEEP},
-            },
-            "train": {
-                "global_batch_size": samples,
-                "epochs": 1,
-                "learning_rate": 1e-3,
-                "adaptive_split": False,
-            },
-        }
-    )
+    config = {"width": _WIDTH, "deep": _DEEP}
+    job = measured_job(folder / "rows.npz", folder / "model.py", config, samples)
     kind = {} if speed is None else {"type": EMULATED, "speed": speed, "cores": None}
     devices = [{"id": f"rank-{number}", **kind} for number in range(2)]
     stages = [

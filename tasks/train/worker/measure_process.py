@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np  # noqa: TID253 - this is a process of its own
 
 from trainwright.tasks.data import dataset as data
-from trainwright.tasks.spec.job import Job
 from trainwright.tasks.train.launcher.launch import train
-from trainwright.tasks.train.worker.measured_request import measured_request
+from trainwright.tasks.train.worker.measured_request import measured_job, measured_request
 
 _BATCH, _ROWS, _WIDTH = 64, 256, 8
 _SOURCE = """
@@ -42,24 +41,7 @@ def measure_process(folder: Path) -> float:
         label=draw.integers(0, 2, _ROWS),
     )
     (folder / "model.py").write_text(_SOURCE)
-    job = Job.model_validate(
-        {
-            "name": "measured",
-            "data": {
-                "uri": str(folder / "rows.npz"),
-                "target": "label",
-                "task": "tabular-classification",
-                "validation_fraction": 0.1,
-            },
-            "model": {"source": str(folder / "model.py"), "config": {"width": _WIDTH}},
-            "train": {
-                "global_batch_size": _BATCH,
-                "epochs": 1,
-                "learning_rate": 1e-3,
-                "adaptive_split": False,
-            },
-        }
-    )
+    job = measured_job(folder / "rows.npz", folder / "model.py", {"width": _WIDTH}, _BATCH)
     (work := folder / "work").mkdir()
     result = train(measured_request(job, data.load(job.data).schema, work))
     return max(one.peak_memory_bytes for one in result.devices)

@@ -1,4 +1,4 @@
-"""The request of a training that only measures this machine."""
+"""The job and the request of a training that only measures this machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,30 @@ from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.request import TrainRequest
+
+
+def measured_job(
+    rows: Path, source: Path, config: dict[str, Any], batch_size: int, epochs: int = 1
+) -> Job:
+    """The job that trains a model's source on a table with the target `label`."""
+    return Job.model_validate(
+        {
+            "name": "measured",
+            "data": {
+                "uri": str(rows),
+                "target": "label",
+                "task": "tabular-classification",
+                "validation_fraction": 0.1,
+            },
+            "model": {"source": str(source), "config": config},
+            "train": {
+                "global_batch_size": batch_size,
+                "epochs": epochs,
+                "learning_rate": 1e-3,
+                "adaptive_split": False,
+            },
+        }
+    )
 
 
 def measured_request(
