@@ -12,9 +12,11 @@ BESIDE := -n logical --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := iverilog postgresql redis-server openssh-server chromium openssh-client iproute2 \
 	podman runc iptables netavark slurmctld slurmd slurm-client munge
-# `make images`: podman or docker, the image that all begin with, and more options of its `build`.
+# `make images`: podman or docker, the image that all begin with, the index of torch's builds (PyPI's
+# brings CUDA; for CPUs https://download.pytorch.org/whl/cpu), and more options of the runtime's `build`.
 RUNTIME := $(shell command -v podman || command -v docker)
 BASE := docker.io/library/python:3.11-slim-bookworm
+TORCH_INDEX :=
 BUILD_OPTIONS :=
 RETRIES := -o Acquire::Retries=3
 
@@ -78,7 +80,7 @@ test-gpu: links ## run the tests that need a GPU, by PYTHON; WHEELS=FOLDER has p
 
 images: ## build the container images trainwright-train and trainwright-airflow, from BASE
 	@test -n "$(RUNTIME)" || { echo >&2 "make images needs podman or docker"; exit 1; }
-	@for role in train airflow; do $(RUNTIME) build $(BUILD_OPTIONS) --build-arg BASE=$(BASE) \
+	@for role in train airflow; do $(RUNTIME) build $(BUILD_OPTIONS) --build-arg BASE=$(BASE) --build-arg TORCH_INDEX=$(TORCH_INDEX) \
 	-f infra/images/$$role.Containerfile -t trainwright-$$role . || exit; done
 
 stack-secrets: ## write secrets of the whole stack (compose, Kubernetes) to infra/stack/secrets, once

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from trainwright.tasks.spec.documents import Document, matching
+from trainwright.tasks.spec.documents import Document, Duration, matching
 
 
 def _name(description: str, default: str | None = None) -> Any:
@@ -35,6 +35,11 @@ class Kubernetes(Document):
     )
     image_pull_secret: str | None = _name("Secret with which nodes pull the image")
     priority_class: str | None = _name("priority class of the pods")
+    grace: Duration = Field(
+        default=30.0,
+        le=86400,
+        description="time for a last checkpoint when a pod is evicted or preempted",
+    )
     node_selector: dict[str, str] = Field(
         default_factory=dict,
         description="labels of the nodes: {kubernetes.io/arch: amd64}; a host may add its own",

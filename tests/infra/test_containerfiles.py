@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "infra" / "images").glob("*.Containerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+INSTALL = (ROOT / "infra" / "images" / "install.sh").read_text()
 WORDS = {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR", "CMD"}
 
 
@@ -53,10 +55,30 @@ def test_every_instruction_is_known_and_what_is_copied_exists(path: Path) -> Non
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_extras_exist_and_versions_are_those_of_the_lock_file(path: Path) -> None:
-    (install,) = [rest for word, rest in instructions(path) if "pip install" in rest]
-    (extras,) = re.findall(r'"/source\[([a-z,]+)\]"', install)
+    (install,) = [
+        rest for word, rest in instructions(path) if "install.sh" in rest and word == "RUN"
+    ]
+    (extras,) = re.findall(r"sh /tmp/install.sh ([a-z,]+)", install)
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
-    assert "--constraint /source/infra/requirements.lock" in install
+
+
+@pytest.mark.parametrize("index", ["", "https://index.example/cpu"])
+def test_only_torch_comes_from_its_index_and_versions_from_the_lock_file(index: str) -> None:
+    pip = INSTALL.partition("/opt/trainwright/bin/pip check")[0].replace(
+        "/opt/trainwright/bin/pip", "echo"
+    )
+    done = subprocess.run(
+        ["sh", "-c", pip, "sh", "train"],
+        env={"PATH": os.environ["PATH"], "TORCH_INDEX": index},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    torch, own = done.stdout.splitlines()
+    assert torch.endswith(f"--no-deps {f'--index-url {index} ' if index else ''}torch")
+    assert own.endswith("/source[train]")
+    assert "index" not in own
+    assert all("--constraint /source/infra/requirements.lock" in one for one in (torch, own))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -72,7 +94,7 @@ def test_the_last_stage_begins_afresh_and_runs_as_a_user_without_rights(path: Pa
 
 def test_the_lines_that_images_run_are_a_shells() -> None:
     scripts = [rest for path in FILES for word, rest in instructions(path) if word == "RUN"]
-    scripts.append((ROOT / "infra" / "images" / "python.sh").read_text())
+    scripts += [(ROOT / "infra" / "images" / "python.sh").read_text(), INSTALL]
     for script in scripts:
         done = subprocess.run(["sh", "-n", "-c", script], capture_output=True, check=False)
         assert done.returncode == 0, (script, done.stderr)

@@ -63,6 +63,10 @@ class HostEngine(Protocol):
         """Why the command ended, in one line."""
         ...
 
+    def out_of_memory(self, why: str) -> bool:
+        """Whether the command ended, as `why_ended` says, because the host's memory was full."""
+        ...
+
     def error(self, asked: HostRequest, why: str) -> TrainwrightError:
         """The error for a host that can't be used, with what must be mended."""
         ...

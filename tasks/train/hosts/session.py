@@ -263,9 +263,13 @@ class Session:
                 break
         self._closed.set()
         self._replies.put(None)
+        lost = self._lost()
+        # as if each had been killed for lack of memory: a host tells only that it was short of it
+        short = self._engine.out_of_memory(lost)
+        code = -signal.SIGKILL if short else 255
         for child in list(self._children.values()):
             try:
-                child.ended(255, self._lost())
+                child.ended(code, lost, int(short))
             except Exception:  # noqa: BLE001 - logged, and the other processes are still handled
                 _log.exception("%s: the end of a process could not be handled", self)
 

@@ -33,6 +33,10 @@ class SshEngine:
         """As `HostEngine`."""
         return why_ended(stderr, code)
 
+    def out_of_memory(self, why: str) -> bool:
+        """As `HostEngine`: never, because the kernel of a host ends single processes."""
+        return False
+
     def error(self, asked: HostRequest, why: str) -> ServiceUnreachable:
         """As `HostEngine`, with the ssh command that must work."""
         host = asked.host

@@ -4,8 +4,8 @@
 
 FOLDER has the pod's Secret: the launcher's address, the token, and the certificate that the
 launcher must show. The process's standard input and output are the connection, with which it
-ends. A signal to end (an evicted pod gets one) ends the process's input, at which the agent cleans
-up.
+ends. The process gets the signal to end that an evicted pod gets: the agent tells the launcher,
+which then has a last checkpoint made, and ends the connection.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(peer: ssl.SSLSocket, words: list[str]) -> int:
     assert process.stdin is not None
     assert process.stdout is not None
     carrier = Carrier(peer, process.stdout.fileno(), process.stdin.fileno(), "source")
-    signal.signal(signal.SIGTERM, lambda *_: setattr(carrier, "stop_sending", True))
+    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
     try:
         carrier.run(process.stdin.close)
     except Broken as error:

@@ -52,8 +52,6 @@ class Carrier:
         self._peer, self._source, self._sink, self._until = peer, source, sink, until
         self._to_peer, self._received, self._to_sink = bytearray(), bytearray(), bytearray()
         self._source_open, self._sink_open, self._peer_open = True, True, True
-        self.stop_sending = False
-        """set it (from a signal's handler) to end what goes to `sink`, as if the peer had"""
 
     def run(self, close_sink: Callable[[], None]) -> None:
         """Carry until the process's output has ended; `close_sink` ends the sink. Raises Broken."""
@@ -61,8 +59,6 @@ class Carrier:
             os.set_blocking(descriptor, False)
         self._peer.setblocking(False)
         while not self._done():
-            if self.stop_sending and self._peer_open:
-                self._peer_open = False
             self._send()
             self._receive()
             self._pour()

@@ -15,6 +15,7 @@ from trainwright.tasks.train.hosts.agent import SILENCE_S
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
 from trainwright.tasks.train.hosts.kubernetes import manifests
 from trainwright.tasks.train.hosts.kubernetes.orders import RelayFolder, RelayOrder
+from trainwright.tasks.train.hosts.kubernetes.pod_state import OUT_OF_MEMORY
 
 _HOSTS_ROOM = "trainwright.tasks.train.hosts.kubernetes"
 _DELETED_WITHIN_S, _LOOK_S = 10.0, 0.1
@@ -46,6 +47,10 @@ class KubernetesEngine:
         """As `HostEngine`."""
         lines = [line for line in stderr.strip().splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"the relay of its pod exited with {code}"
+
+    def out_of_memory(self, why: str) -> bool:
+        """As `HostEngine`: a pod that exceeds its memory ends as a whole."""
+        return OUT_OF_MEMORY in why
 
     def error(self, asked: HostRequest, why: str) -> BadInput | ServiceUnreachable:
         """As `HostEngine`: bad input if the cluster refuses what the pool file asks for."""

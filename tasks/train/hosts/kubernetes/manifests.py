@@ -22,7 +22,6 @@ SECRET_FOLDER = "/run/trainwright"
 _USER = 10001
 _KEEP_S = 60
 """A Job that has ended, and whose launcher was killed, is removed after so long."""
-_GRACE_S = 30
 _GPUS = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 ApiObject = dict[str, Any]
 
@@ -49,7 +48,7 @@ def job(name: str, asked: HostRequest, cluster: Kubernetes, words: Sequence[str]
 def _pod(name: str, asked: HostRequest, cluster: Kubernetes, words: Sequence[str]) -> ApiObject:
     given: ApiObject = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _GRACE_S,
+        "terminationGracePeriodSeconds": math.ceil(cluster.grace),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

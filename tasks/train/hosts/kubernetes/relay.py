@@ -36,6 +36,8 @@ _HANDSHAKE_S = 10.0
 _MOST_AT_ONCE = 16
 _TOKEN_BYTES = 43  # token_urlsafe(32)
 _DELETE_FOR_S = 8.0
+_KNOWN_WITHIN_S, _KNOWN_EVERY_S = 3.0, 0.2
+"""A node reports the end of a pod a second or two after it."""
 
 
 class Relay:
@@ -124,13 +126,18 @@ class Relay:
                 _say(f"refused a connection from {where}: {error.strerror or error}")
 
     def _why_lost(self, why: str) -> str:
-        """Why the connection ended, as the cluster knows it."""
+        """Why the connection ended, as the cluster knows it, soon after."""
+        until = time.monotonic() + _KNOWN_WITHIN_S
         with contextlib.suppress(TrainwrightError):
-            pods = self._api.pods_of(self.name)
-            if not pods:
-                return "its pod was deleted"
-            if (known := why_refused(pods)) is not None:
-                return str(known)
+            while True:
+                pods = self._api.pods_of(self.name)
+                if not pods:
+                    return "its pod was deleted"
+                if (known := why_refused(pods)) is not None:
+                    return str(known)
+                if time.monotonic() > until:
+                    break
+                time.sleep(_KNOWN_EVERY_S)
         return why
 
 

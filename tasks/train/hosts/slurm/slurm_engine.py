@@ -117,6 +117,10 @@ class SlurmEngine:
         # srun's own exit code is 0 if the node has failed.
         return slurm_answers.why(stderr) or "its job in Slurm has ended"
 
+    def out_of_memory(self, why: str) -> bool:
+        """As `HostEngine`: never, because the kernel of a node ends single processes."""
+        return False
+
     def error(self, asked: HostRequest, why: str) -> TrainwrightError:
         """As `HostEngine`: BadInput if Slurm refuses what the pool asks for."""
         if slurm_answers.is_refusal(why):

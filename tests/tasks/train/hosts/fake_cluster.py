@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,12 +19,14 @@ import kubernetes_validate
 from trainwright.tasks.train.hosts.kubernetes.manifests import SECRET_FOLDER
 
 ApiObject = dict[str, Any]
+_GRACE_S, _REPORTS_AFTER_S = 20.0, 0.5
 
 
 class FakeCluster:
     """`place` gives the words that run a container's words, by the name of the pool's host.
 
-    With `schedules` off, pods stay pending. `answers` replaces answers by (method, kind).
+    With `schedules` off, pods stay pending until `schedule`. `answers` replaces answers by
+    (method, kind).
     """
 
     def __init__(self, folder: Path, place: Callable[[str, Sequence[str]], list[str]]) -> None:
@@ -32,7 +35,10 @@ class FakeCluster:
         self.created: list[ApiObject] = []
         self.pods: dict[str, ApiObject] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._short_of_memory: set[str] = set()
+        self._ended_at: dict[str, float] = {}
         self.schedules = True
+        self._pending: dict[str, ApiObject] = {}
         self.answers: dict[tuple[str, str], tuple[int, ApiObject]] = {}
         self.url = ""
 
@@ -54,12 +60,15 @@ class FakeCluster:
                     self.pods[name] = {"metadata": {"name": f"{name}-x"}, "status": {}}
                 elif self.schedules:
                     self._start(name, body)
+                else:
+                    self._pending[name] = body
                 return 201, body
             if method == "GET" and kind == "pods" and not name:
                 job = query.partition("job-name%3D")[2]
                 return 200, {"items": [self._pod(job)] if job in self.pods else []}
             if method == "DELETE" and self.jobs.pop(name, None) is not None:
                 self.evict(name)
+                self._pending.pop(name, None)
                 del self.pods[name]
                 return 200, {}
         return 404, {"message": f'{kind} "{name}" not found'}
@@ -84,22 +93,43 @@ class FakeCluster:
     def _pod(self, name: str) -> ApiObject:
         pod, process = self.pods[name], self.processes.get(name)
         if "phase" not in pod["status"] and process is not None:
-            ended = process.poll() is not None
+            ended = process.poll() is not None and self._reported(name)
             said = (self._folder / f"{name}.log").read_text()
-            state = {"terminated": {"message": said, "exitCode": process.returncode}}
+            reason = "OOMKilled" if name in self._short_of_memory else "Error"
+            state = {
+                "terminated": {"reason": reason, "message": said, "exitCode": process.returncode}
+            }
             phase = "Running" if not ended else "Failed" if process.returncode else "Succeeded"
             containers = [{"state": state}] if ended else []
             return {**pod, "status": {"phase": phase, "containerStatuses": containers}}
         return pod
+
+    def _reported(self, name: str) -> bool:
+        """Whether a pod's node has reported its end, which takes it some time."""
+        ended_at = self._ended_at.setdefault(name, time.monotonic())
+        return time.monotonic() - ended_at >= _REPORTS_AFTER_S
 
     def evict(self, name: str) -> None:
         """End a pod's process, as a kubelet does: a signal first."""
         if (process := self.processes.get(name)) is not None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
+                process.wait(_GRACE_S)
             process.kill()
             process.wait()
+
+    def schedule(self) -> None:
+        """Start the pods that are pending, and those that come."""
+        with self._changing:
+            self.schedules = True
+            for name, secret in self._pending.items():
+                self._start(name, secret)
+            self._pending.clear()
+
+    def exceed_memory(self, name: str) -> None:
+        """End a pod's processes at once, as its node's kernel does if they exceed its limit."""
+        self._short_of_memory.add(name)
+        self.processes[name].kill()
 
 
 @contextlib.contextmanager
