@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.operators.hooks import connection_ids, settings_of
+from trainwright.operators.hooks import CONNECTION_FIELDS, connection_ids, settings_of
 from trainwright.operators.links import LINKS
 from trainwright.tasks.errors import (
     BadInput,
@@ -50,6 +50,8 @@ class StepOperator(BaseOperator):
     | `store_conn_id` *(templated)* | [trainwright] | connection to the object store |
     | `ledger_conn_id` *(templated)* | [trainwright] | connection to the ledger of leases |
     | `ssh_conn_id` *(templated)* | [trainwright] | ssh login, unless the pool file has one |
+    | `slurm_conn_id` *(templated)* | [trainwright] | Slurm's options that the pool file lacks |
+    | `kubernetes_conn_id` *(templated)* | [trainwright] | API server, unless the pool has `api` |
 
     A connection that neither the input nor the configuration names comes from the environment.
 
@@ -73,6 +75,8 @@ class StepOperator(BaseOperator):
         "store_conn_id",
         "ledger_conn_id",
         "ssh_conn_id",
+        "slurm_conn_id",
+        "kubernetes_conn_id",
     )
     operator_extra_links: tuple[BaseOperatorLink, ...] = LINKS
     step: ClassVar[str]
@@ -93,6 +97,8 @@ class StepOperator(BaseOperator):
         store_conn_id: str | None = None,
         ledger_conn_id: str | None = None,
         ssh_conn_id: str | None = None,
+        slurm_conn_id: str | None = None,
+        kubernetes_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -105,6 +111,8 @@ class StepOperator(BaseOperator):
         self.store_conn_id = store_conn_id
         self.ledger_conn_id = ledger_conn_id
         self.ssh_conn_id = ssh_conn_id
+        self.slurm_conn_id = slurm_conn_id
+        self.kubernetes_conn_id = kubernetes_conn_id
         self._waited: str | None = None
         self._found: RunContext | None = None
 
@@ -121,9 +129,7 @@ class StepOperator(BaseOperator):
 
     def connections(self) -> dict[str, str]:
         """The connections to use, by field."""
-        return connection_ids(
-            given(self.store_conn_id), given(self.ledger_conn_id), given(self.ssh_conn_id)
-        )
+        return connection_ids({field: given(getattr(self, field)) for field in CONNECTION_FIELDS})
 
     def settings(self) -> Settings:
         """The settings, with this task's connections applied."""

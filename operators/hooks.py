@@ -1,6 +1,6 @@
 """Airflow connections to the object store, the ledger and the hosts, and their settings.
 
-`provider` has their forms.
+`provider` has their forms, `cluster_hooks` the connections to clusters.
 
 A connection replaces all of its variables (`trainwright.tasks.settings`): a field that is empty
 in the form unsets its variable, so that one server never gets another server's keys.
@@ -17,6 +17,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.configuration import conf
 from airflow.sdk.log import mask_secret
 
+from trainwright.operators.cluster_hooks import KubernetesHook, SlurmHook
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.settings import Settings
 
@@ -191,29 +192,20 @@ def configured() -> Settings:
     return Settings.from_environment({**options, **os.environ})
 
 
-def connection_ids(
-    store_conn_id: str | None = None,
-    ledger_conn_id: str | None = None,
-    ssh_conn_id: str | None = None,
-) -> dict[str, str]:
+_HOOKS: dict[str, Any] = {
+    one.conn_name_attr: one for one in (StoreHook, LedgerHook, HostHook, SlurmHook, KubernetesHook)
+}
+CONNECTION_FIELDS = tuple(_HOOKS)
+"""The operators' inputs that name a connection."""
+
+
+def connection_ids(asked: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """The connections to use, by field: those given, else the configured ones. May be empty."""
-    asked = {
-        "store_conn_id": store_conn_id,
-        "ledger_conn_id": ledger_conn_id,
-        "ssh_conn_id": ssh_conn_id,
-    }
     found = {
-        field: given or conf.get("trainwright", field, fallback="")
-        for field, given in asked.items()
+        field: (asked or {}).get(field) or conf.get("trainwright", field, fallback="")
+        for field in CONNECTION_FIELDS
     }
     return {field: str(name) for field, name in found.items() if name}
-
-
-_HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
-    "store_conn_id": StoreHook,
-    "ledger_conn_id": LedgerHook,
-    "ssh_conn_id": HostHook,
-}
 
 
 def settings_of(ids: Mapping[str, str]) -> Settings:

@@ -138,7 +138,12 @@ class ApprovePromotionOperator(ApprovalOperator):
         from trainwright.tasks.runs.run import Run
 
         with airflow_errors():
-            ids = connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))
+            ids = connection_ids(
+                {
+                    "store_conn_id": given(self.store_conn_id),
+                    "ledger_conn_id": given(self.ledger_conn_id),
+                }
+            )
             uri = self.run.get("run") if isinstance(self.run, dict) else self.run
             run = Run(str(uri), settings_of(ids))
             needed = run.job().needs_approval

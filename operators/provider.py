@@ -30,7 +30,7 @@ def _connection(
 ) -> dict[str, Any]:
     return {
         "connection-type": kind,
-        "hook-class-name": f"trainwright.operators.hooks.{hook}",
+        "hook-class-name": f"trainwright.operators.{hook}",
         "hook-name": name,
         "conn-fields": fields,
         "ui-field-behaviour": {key.replace("_", "-"): value for key, value in form.items()},
@@ -52,7 +52,7 @@ def _option(
 _CONNECTIONS = [
     _connection(
         "trainwright_store",
-        "StoreHook",
+        "hooks.StoreHook",
         "Trainwright object store",
         {
             "store": _field(
@@ -67,7 +67,7 @@ _CONNECTIONS = [
     ),
     _connection(
         "trainwright_ledger",
-        "LedgerHook",
+        "hooks.LedgerHook",
         "Trainwright pool ledger",
         {
             "driver": _field(
@@ -82,7 +82,7 @@ _CONNECTIONS = [
     ),
     _connection(
         "trainwright_ssh",
-        "HostHook",
+        "hooks.HostHook",
         "Trainwright hosts (ssh)",
         {
             "identity": _field("Identity file", "path of the private key on the workers"),
@@ -93,6 +93,41 @@ _CONNECTIONS = [
         hidden_fields=["schema", "password", "extra"],
         relabeling={"login": "User"},
         placeholders={"host": "10.0.0.11", "port": "22"},
+    ),
+    _connection(
+        "trainwright_slurm",
+        "cluster_hooks.SlurmHook",
+        "Trainwright Slurm cluster",
+        {
+            "account": _field("Account", "account to which jobs are charged"),
+            "partition": _field("Partition", "partition, or several with commas between them"),
+            "qos": _field("QOS", "quality of service"),
+            "reservation": _field("Reservation", "reservation in which jobs run"),
+            "config": _field(
+                "Configuration", "path of slurm.conf on the workers; empty: where Slurm looks"
+            ),
+        },
+        hidden_fields=["host", "port", "schema", "login", "password", "extra"],
+        relabeling={},
+        placeholders={"partition": "gpu", "config": "/etc/slurm/slurm.conf"},
+    ),
+    _connection(
+        "trainwright_kubernetes",
+        "cluster_hooks.KubernetesHook",
+        "Trainwright Kubernetes cluster",
+        {
+            "ca": _field(
+                "CA file",
+                "path on the workers of the certificates that sign the server's; empty: the "
+                "machine's own",
+            ),
+            "namespace": _field(
+                "Namespace", "of the Jobs, for pool files that name none; empty: trainwright"
+            ),
+        },
+        hidden_fields=["port", "schema", "login", "extra"],
+        relabeling={"host": "API server", "password": "Token"},
+        placeholders={"host": "https://10.0.0.1:6443", "namespace": "trainwright"},
     ),
 ]
 _CONFIG = {
@@ -121,6 +156,14 @@ _CONFIG = {
             "ssh_conn_id": _option(
                 "Connection to the hosts of pools for operators that name none.",
                 "trainwright_ssh_default",
+            ),
+            "slurm_conn_id": _option(
+                "Connection to a Slurm cluster for operators that name none.",
+                "trainwright_slurm_default",
+            ),
+            "kubernetes_conn_id": _option(
+                "Connection to a Kubernetes cluster for operators that name none.",
+                "trainwright_kubernetes_default",
             ),
             "ledger_conn_id": _option(
                 "Connection to the ledger for operators that name none.",

@@ -12,6 +12,9 @@ function of a process that trainwright starts. They create the value with
 | TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY | the embedded server's | its credentials |
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
 | TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | as in ssh_config | login to hosts |
+| TRAINWRIGHT_SLURM_ACCOUNT, _PARTITION, _QOS, _RESERVATION | Slurm's | options of jobs in Slurm |
+| TRAINWRIGHT_SLURM_CONFIG | Slurm's | path of the cluster's slurm.conf |
+| TRAINWRIGHT_KUBERNETES_API, _TOKEN, _CA, _NAMESPACE | the pod's | API server and login |
 | TRAINWRIGHT_LEDGER | SQLite under TRAINWRIGHT_HOME | SQLAlchemy URL of the ledger of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become DAGs |
 | TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of the service's named pool files |
@@ -139,13 +142,29 @@ class Settings:
 
     def ssh_login(self) -> dict[str, str | int]:
         """The login to hosts: the fields of a pool file's `ssh` that are set."""
-        names = ("user", "port", "identity", "known_hosts")
-        given = {name: self._get(f"SSH_{name.upper()}") for name in names}
+        given = self._set("SSH_", "user", "port", "identity", "known_hosts")
         return {
             name: int(text) if name == "port" and text.isdecimal() else text
             for name, text in given.items()
-            if text
         }
+
+    def slurm_options(self) -> dict[str, str]:
+        """Options of jobs in Slurm: the fields of a pool file's `slurm` that are set."""
+        return self._set("SLURM_", "account", "partition", "qos", "reservation")
+
+    @property
+    def slurm_config(self) -> str | None:
+        """The path of the cluster's slurm.conf; None: Slurm's own."""
+        return self._get("SLURM_CONFIG") or None
+
+    def kubernetes_login(self) -> dict[str, str]:
+        """The login to a cluster that is set: `api`, `token`, `ca`, `namespace`."""
+        return self._set("KUBERNETES_", "api", "token", "ca", "namespace")
+
+    def _set(self, prefix: str, *fields: str) -> dict[str, str]:
+        """The variables that are set, by their names without the prefix."""
+        given = {field: self._get(f"{prefix}{field.upper()}") for field in fields}
+        return {field: text for field, text in given.items() if text}
 
     @property
     def validate_timeout_s(self) -> float:

@@ -137,7 +137,7 @@ def pool_probe(
     if partition is not None and not slurm:
         raise BadInput("--partition: got it without --slurm; allowed: with --slurm")
     if slurm:
-        document = probe_slurm(partition)
+        document = probe_slurm(partition, Settings.from_environment())
         validated(Pool, document, "pool")
     else:
         document = _document(probe(host or [], Settings.from_environment()))

@@ -7,7 +7,6 @@ the same partition, features, GPUs, CPUs and memory are one kind, a host with a 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from typing import Any
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable
-from trainwright.tasks.train.hosts.slurm import slurm_answers
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.slurm import slurm_commands
 
-TIMEOUT_S = 20.0
 _ABSENT = re.compile(r"DOWN|DRAIN|FAIL|FUTURE|UNKNOWN|NOT_RESPONDING|\*")
 
 
@@ -158,29 +157,12 @@ def _name(device: dict[str, Any], used: set[str]) -> str:
     return next(one for one in (plain, *numbered) if one not in used)
 
 
-def probe_slurm(partition: str | None) -> dict[str, Any]:
+def probe_slurm(partition: str | None, settings: Settings) -> dict[str, Any]:
     """The pool file of the cluster that this machine's Slurm commands reach.
 
     Raises BadInput, ServiceUnreachable.
     """
-    default = re.search(r"^(\S+)\*$", _said("sinfo", "--noheader", "--format=%P"), re.MULTILINE)
-    nodes = nodes_of(_said("scontrol", "--oneliner", "show", "nodes"))
+    partitions = slurm_commands.said(settings, "sinfo", "--noheader", "--format=%P")
+    default = re.search(r"^(\S+)\*$", partitions, re.MULTILINE)
+    nodes = nodes_of(slurm_commands.said(settings, "scontrol", "--oneliner", "show", "nodes"))
     return pool_document(nodes, default[1] if default else "", partition)
-
-
-def _said(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except FileNotFoundError:
-        raise NotInstalled(
-            f"--slurm: {command[0]} is not installed on this machine", service="slurm"
-        ) from None
-    except subprocess.TimeoutExpired:
-        why = f"no answer within {TIMEOUT_S:g} s"
-        raise ServiceUnreachable(f"Slurm: {command[0]}: {why}", service="slurm") from None
-    if done.returncode != 0:
-        why = slurm_answers.why(done.stderr) or f"exit code {done.returncode}"
-        raise ServiceUnreachable(f"Slurm: {command[0]}: {why}", service="slurm")
-    return done.stdout

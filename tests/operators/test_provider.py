@@ -85,7 +85,8 @@ def test_airflow_finds_hooks_forms_and_links_without_deprecation_warnings(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found["hooks"]) == {"trainwright_store", "trainwright_ledger", "trainwright_ssh"}
+    kinds = ("store", "ledger", "ssh", "slurm", "kubernetes")
+    assert set(found["hooks"]) == {f"trainwright_{kind}" for kind in kinds}
     assert "extra__trainwright_store__store" in found["widgets"]
     assert {name.rpartition(".")[2] for name in found["links"] if "trainwright" in name} == {
         "RunFolderLink",

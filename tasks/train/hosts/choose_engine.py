@@ -13,7 +13,7 @@ from trainwright.tasks.train.hosts.ssh_engine import SshEngine
 def engine_of(pool: Pool, settings: Settings, label: str) -> HostEngine:
     """The engine that runs processes on the pool's hosts, for one launch of the job `label`."""
     if pool.kubernetes is not None:
-        return KubernetesEngine(pool.kubernetes)
+        return KubernetesEngine(pool.kubernetes, settings)
     if pool.engine == "slurm":
-        return SlurmEngine(pool, label)
+        return SlurmEngine(pool, settings, label)
     return SshEngine(pool.ssh, settings)

@@ -51,6 +51,11 @@ class HostEngine(Protocol):
         """How long the agent may be silent before its host counts as lost."""
         ...
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of its commands, beside this process's own."""
+        ...
+
     def command(self, asked: HostRequest, words: Sequence[str]) -> list[str]:
         """The process of this machine that runs `words` on the host. Raises BadInput."""
         ...

@@ -103,6 +103,7 @@ class Session:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, **engine.variables},
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, name=f"host-{self.name}", daemon=True)

@@ -20,6 +20,7 @@ class SshEngine:
 
     def __init__(self, login: Ssh, settings: Settings) -> None:
         self._login, self._settings = login, settings
+        self.variables: dict[str, str] = {}
 
     def command(self, asked: HostRequest, words: Sequence[str]) -> list[str]:
         """As `HostEngine`: an ssh process."""

@@ -1,7 +1,7 @@
 """The few requests to a cluster's API that hosts need: create, read and delete, by REST.
 
-In a pod, with the pod's service account; elsewhere through `kubectl proxy`, which knows every way
-to log in.
+Through `kubectl proxy`, which knows every way to log in; else with the login of the settings; else
+with the service account of this pod.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.train.hosts.kubernetes.cluster_login import ClusterLogin
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_S = 15.0
@@ -28,13 +29,19 @@ class ClusterApi:
     """A namespace of a cluster."""
 
     def __init__(
-        self, namespace: str, proxy: str | None = None, account: Path = SERVICE_ACCOUNT
+        self,
+        namespace: str,
+        proxy: str | None = None,
+        login: ClusterLogin | None = None,
+        account: Path = SERVICE_ACCOUNT,
     ) -> None:
-        """By the proxy, or with the service account of this pod. Raises ServiceUnreachable."""
-        self.namespace, self.in_pod = namespace, proxy is None
-        self._account, context = account, None
+        """By the proxy, the login or the account of this pod. Raises ServiceUnreachable."""
+        self.namespace, self.in_pod = namespace, proxy is None and login is None
+        self._account, self._login, context = account, login, None
         if proxy is not None:
-            self.url = proxy
+            self.url, self._login = proxy, None
+        elif login is not None:
+            self.url, context = login.api, login.tls()
         else:
             host, port = (
                 os.environ.get(f"KUBERNETES_SERVICE_{one}", "") for one in ("HOST", "PORT")
@@ -42,7 +49,8 @@ class ClusterApi:
             if not host or not (account / "token").is_file():
                 raise ServiceUnreachable(
                     "kubernetes: this process runs in no pod with a service account; start "
-                    "`kubectl proxy` and set `kubernetes.api: http://127.0.0.1:8001` in the pool",
+                    "`kubectl proxy` and set `kubernetes.api: http://127.0.0.1:8001` in the pool, "
+                    "or set TRAINWRIGHT_KUBERNETES_API and _TOKEN",
                     service="kubernetes",
                 )
             self.url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
@@ -91,8 +99,10 @@ class ClusterApi:
         """Raises BadInput for a wrong request, ServiceUnreachable for what a user can't mend."""
         request = urllib.request.Request(self.url + path, method=method)
         request.add_header("Accept", "application/json")
+        token = None if self._login is None else self._login.token
         if self.in_pod:  # read each time: the cluster replaces it
             token = (self._account / "token").read_text().strip()
+        if token is not None:
             request.add_header("Authorization", f"Bearer {token}")
         if document is not None:
             request.data = json.dumps(document).encode()

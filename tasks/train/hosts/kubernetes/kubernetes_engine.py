@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
 from trainwright.tasks.train.hosts.agent import SILENCE_S
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
 from trainwright.tasks.train.hosts.kubernetes import manifests
+from trainwright.tasks.train.hosts.kubernetes.cluster_login import ClusterLogin
 from trainwright.tasks.train.hosts.kubernetes.orders import RelayFolder, RelayOrder
 from trainwright.tasks.train.hosts.kubernetes.pod_state import OUT_OF_MEMORY
 
@@ -24,8 +27,20 @@ _DELETED_WITHIN_S, _LOOK_S = 10.0, 0.1
 class KubernetesEngine:
     """An `HostEngine` that asks a cluster for one Job per host."""
 
-    def __init__(self, cluster: Kubernetes) -> None:
+    def __init__(self, cluster: Kubernetes, settings: Settings) -> None:
+        """Raises BadInput if the settings' login is wrong."""
+        if (login := ClusterLogin.of(settings)) is not None:
+            login.tls()
+        given = settings.kubernetes_login()
+        if "namespace" in given and "namespace" not in cluster.model_fields_set:
+            changed = {**cluster.model_dump(), "namespace": given["namespace"]}
+            cluster = validated(Kubernetes, changed, "TRAINWRIGHT_KUBERNETES_NAMESPACE")
         self._cluster = cluster
+        # the relay's process has the token in its environment, and in no file or command line
+        self.variables = {
+            f"TRAINWRIGHT_KUBERNETES_{name.upper()}": given.get(name, "")
+            for name in ("api", "token", "ca")
+        }
         self._folder = tempfile.TemporaryDirectory(prefix="trainwright-kubernetes-")
         self._newest: dict[str, RelayFolder] = {}
         self.silence_s = SILENCE_S

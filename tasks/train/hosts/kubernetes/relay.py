@@ -23,9 +23,11 @@ import time
 from pathlib import Path
 
 from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.hosts.host_engine import HostStanding
 from trainwright.tasks.train.hosts.kubernetes import manifests
 from trainwright.tasks.train.hosts.kubernetes.cluster_api import ClusterApi
+from trainwright.tasks.train.hosts.kubernetes.cluster_login import ClusterLogin
 from trainwright.tasks.train.hosts.kubernetes.dial_back import ACCEPTED
 from trainwright.tasks.train.hosts.kubernetes.frames import Broken, Carrier, keep_alive
 from trainwright.tasks.train.hosts.kubernetes.orders import RelayFolder, RelayOrder
@@ -45,7 +47,7 @@ class Relay:
 
     def __init__(self, order: RelayOrder, folder: RelayFolder) -> None:
         self._order, self._folder, self.name = order, folder, order.name
-        self._api = ClusterApi(order.cluster.namespace, order.cluster.api)
+        self._api = _api(order)
         self._token = secrets.token_urlsafe(32)
         self._accepted = queue.SimpleQueue[ssl.SSLSocket]()
         self._handshakes = threading.Semaphore(_MOST_AT_ONCE)
@@ -141,6 +143,12 @@ class Relay:
         return why
 
 
+def _api(order: RelayOrder) -> ClusterApi:
+    """The order's cluster, with the login in this process's environment."""
+    login = ClusterLogin.of(Settings.from_environment())
+    return ClusterApi(order.cluster.namespace, order.cluster.api, login)
+
+
 def _owned(job: manifests.ApiObject, pod: manifests.ApiObject | None) -> manifests.ApiObject:
     """The Job's metadata with its owner, if there is one."""
     if pod is None:
@@ -196,7 +204,7 @@ def _delete(folder: RelayFolder) -> None:
     until = time.monotonic() + _DELETE_FOR_S
     while True:
         try:
-            ClusterApi(order.cluster.namespace, order.cluster.api).delete_job(order.name)
+            _api(order).delete_job(order.name)
             break
         except TrainwrightError as error:
             if time.monotonic() > until:

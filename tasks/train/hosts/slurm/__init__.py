@@ -1,4 +1,4 @@
 """Hosts that Slurm's queue gives. Read `slurm_engine` first.
 
-`slurm_job` runs a job that ends with its process; `slurm_answers` reads what Slurm's commands say.
+`slurm_job` runs a job that ends with its process.
 """

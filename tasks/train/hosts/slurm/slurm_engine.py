@@ -1,25 +1,25 @@
 """Hosts that Slurm gives: the engine is srun, with one job of one node for each host.
 
 One job per host, so that a lost node is one lost host: Slurm ends a job as a whole. `slurm_job`
-runs srun so that a job ends with it. `slurm_answers` reads what Slurm's commands say.
+runs srun so that a job ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 
-from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.slurm import slurm_answers, slurm_commands
+from trainwright.tasks.slurm.job_options import job_options
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
-from trainwright.tasks.train.hosts.slurm import slurm_answers, slurm_job
+from trainwright.tasks.train.hosts.slurm import slurm_job
 
-ANSWER_S = 20.0
-"""How long Slurm's controller may take to answer."""
 _LOOK_EVERY_S = 2.0
 # Not all of the launcher's environment, which has credentials.
 _PASSED_ON = "HOME,USER,LOGNAME,PATH,LANG,LC_ALL"
@@ -34,9 +34,10 @@ class SlurmEngine:
 
     silence_s = 15.0
 
-    def __init__(self, pool: Pool, label: str) -> None:
-        """`label` is in the jobs' names, for people."""
-        self._pool, self._label = pool, label
+    def __init__(self, pool: Pool, settings: Settings, label: str) -> None:
+        """`label` is in the jobs' names, for people. Raises BadInput if the settings are wrong."""
+        self._pool, self._settings, self._label = pool, settings, label
+        self.variables = slurm_commands.variables(settings)
         self._jobs: dict[str, str] = {}
         """the newest job's name, by host"""
         self._looking = threading.Lock()
@@ -56,27 +57,8 @@ class SlurmEngine:
         ]
 
     def _options(self, asked: HostRequest) -> list[str]:
-        wanted = self._pool.slurm_of(asked.host)
-        of_host = [one for one in asked.devices if one.type in ("cpu", "emulated")]
-        gpus = len(asked.devices) - len(of_host)
-        cores = math.ceil(sum(one.cores or 1.0 for one in of_host))
-        cpus = cores + gpus * (wanted.cpus_per_gpu or 1)
-        options = {
-            "cpus-per-task": str(cpus),
-            "partition": wanted.partition,
-            "constraint": wanted.constraint,
-            "nodelist": wanted.node,
-            "account": wanted.account,
-            "qos": wanted.qos,
-            "reservation": wanted.reservation,
-        }
-        if gpus:
-            options["gres"] = f"{wanted.gres or 'gpu'}:{gpus}"
-        if wanted.time_limit is not None:
-            options["time"] = str(math.ceil(wanted.time_limit / 60))
-        if asked.host.memory is not None:
-            options["mem"] = f"{int(asked.host.memory) >> 20}M"
-        return [f"--{name}={value}" for name, value in options.items() if value is not None]
+        wanted = slurm_commands.options(self._pool, asked.host, self._settings)
+        return job_options(asked.host, asked.devices, wanted)
 
     def standing(self, asked: HostRequest) -> HostStanding:
         """As `HostEngine`, by Slurm's queue, which is read every few seconds for all hosts."""
@@ -95,22 +77,9 @@ class SlurmEngine:
 
     def _ask(self) -> dict[str, slurm_answers.QueuedJob]:
         """This user's jobs. Raises ServiceUnreachable."""
-        command = ["squeue", "--noheader", "--me", f"--format={slurm_answers.FORMAT}"]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=ANSWER_S, check=False
-            )
-        except FileNotFoundError:
-            raise NotInstalled(
-                "Slurm: squeue and srun are not installed on this machine; start trainwright on "
-                "one that has them",
-                service="slurm",
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise _unreachable(f"squeue had no answer in {ANSWER_S:g} s") from None
-        if done.returncode != 0:
-            raise _unreachable(slurm_answers.why(done.stderr) or f"squeue: {done.returncode}")
-        return slurm_answers.waiting(done.stdout)
+        format_ = f"--format={slurm_answers.FORMAT}"
+        listed = slurm_commands.said(self._settings, "squeue", "--noheader", "--me", format_)
+        return slurm_answers.waiting(listed)
 
     def why_ended(self, stderr: str, code: int | None) -> str:
         """As `HostEngine`."""
@@ -134,10 +103,3 @@ class SlurmEngine:
 
     def close(self) -> None:
         """As `HostEngine`: each job has ended with its process (`slurm_job`)."""
-
-
-def _unreachable(why: str) -> ServiceUnreachable:
-    return ServiceUnreachable(
-        f"Slurm: {why}; start trainwright on a machine on which `squeue` works",
-        service="slurm",
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import ssl
 import subprocess
 import threading
 import time
@@ -41,6 +42,8 @@ class FakeCluster:
         self._pending: dict[str, ApiObject] = {}
         self.answers: dict[tuple[str, str], tuple[int, ApiObject]] = {}
         self.url = ""
+        self.logins = set[str]()
+        """the headers `Authorization` that requests had"""
 
     def ask(self, method: str, path: str, body: ApiObject | None) -> tuple[int, ApiObject]:
         """Answer a request."""
@@ -134,14 +137,17 @@ class FakeCluster:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, place: Callable[[str, Sequence[str]], list[str]] = lambda _, words: [*words]
+    folder: Path,
+    place: Callable[[str, Sequence[str]], list[str]] = lambda _, words: [*words],
+    certificate: Path | None = None,
 ) -> Iterator[FakeCluster]:
-    """The fake, with its server on this machine."""
+    """The fake, with its server on this machine; with a certificate, by https."""
     cluster = FakeCluster(folder, place)
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            cluster.logins.add(self.headers.get("Authorization", ""))
             code, found = cluster.ask(self.command, self.path, json.loads(body) if body else None)
             self.send_response(code)
             self.end_headers()
@@ -153,7 +159,12 @@ def running(
             """Nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    cluster.url = f"http://127.0.0.1:{server.server_port}"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    scheme = "http" if certificate is None else "https"
+    cluster.url = f"{scheme}://127.0.0.1:{server.server_port}"
     serving = threading.Thread(target=server.serve_forever, daemon=True)
     serving.start()
     try:

@@ -23,6 +23,7 @@ from training_case import planned
 
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
 from trainwright.tasks.spec.pool import Host
 from trainwright.tasks.train.hosts.host_engine import HostRequest
@@ -53,7 +54,7 @@ class Relayed:
     """A relay, as a session starts it."""
 
     def __init__(self, cluster: FakeCluster, words: list[str], **fields: Any) -> None:
-        self.engine, self.asked = KubernetesEngine(spec(cluster, **fields)), asked()
+        self.engine, self.asked = KubernetesEngine(spec(cluster, **fields), Settings()), asked()
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `end`
         self.process = subprocess.Popen(
             dying_with_parent(self.engine.command(self.asked, words)),

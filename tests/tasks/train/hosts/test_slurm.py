@@ -30,12 +30,13 @@ from trainwright.tasks.errors import (
     ServiceUnreachable,
 )
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.slurm import slurm_commands
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.hosts import arrivals, reconnect
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.session import Session
-from trainwright.tasks.train.hosts.slurm import slurm_engine
 from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
 
 pytestmark = pytest.mark.slow
@@ -55,12 +56,16 @@ def ours(host: LabHost) -> list[str]:
     return [line for line in host.words() if not line.startswith("slurm")]
 
 
-def test_nodes_reach_the_same_losses_as_this_machine(tmp_path: Path, slurm: SlurmLab) -> None:
+def test_nodes_reach_the_same_losses_as_this_machine(
+    tmp_path: Path, slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF")  # the settings say where the cluster is
     split: dict[str, Any] = {"backend": "torch", "model": {"norm": True, "dropout": 0.2}}
     local = request(tmp_path / "local", [60, 40, 20], **split)
     expected = train(local)
     away = on_slurm(tmp_path / "away", slurm, [60, 40, 20], **split)
-    result = train(away)
+    cluster = Settings({"TRAINWRIGHT_SLURM_CONFIG": str(slurm.config)})
+    result = train(away.model_copy(update={"settings": cluster}))
     assert losses(away) == losses(local)
     assert result.metrics == expected.metrics
     until(lambda: left(slurm) == [], 10)
@@ -102,7 +107,7 @@ def ask(pool: Pool, device: PlannedDevice, folder: Path) -> None:
     """Ask for a host with this device."""
     (folder / "logs").mkdir()
     asked = HostRequest(pool.hosts[0], (device,), "python3")
-    session = Session(asked, SlurmEngine(pool, "case"), folder)
+    session = Session(asked, SlurmEngine(pool, Settings(), "case"), folder)
     try:
         session.hello()
     finally:
@@ -123,7 +128,7 @@ def test_a_slurm_that_does_not_answer_is_told_in_one_line(
         why = "not installed on this machine"
     (tmp_path / "slurm.conf").write_text(config)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    monkeypatch.setattr(slurm_engine, "ANSWER_S", 3.0)
+    monkeypatch.setattr(slurm_commands, "ANSWER_S", 3.0)
     with pytest.raises(ServiceUnreachable, match=rf"^Slurm: .*({why}|no answer)") as error:
         train(on_slurm(tmp_path, slurm, [60]))
     assert "\n" not in str(error.value)

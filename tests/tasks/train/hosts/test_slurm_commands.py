@@ -8,10 +8,11 @@ import pytest
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.slurm import slurm_answers
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.hosts import numbered
-from trainwright.tasks.train.hosts.slurm import slurm_answers
 from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
 
 GPU = "nvidia-a100-80gb"
@@ -28,9 +29,11 @@ def asked(pool: Pool, used: int) -> HostRequest:
     return HostRequest(pool.hosts[0], tuple(devices), "python3")
 
 
-def command(pool: Pool, used: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def command(pool: Pool, used: int, monkeypatch: pytest.MonkeyPatch, **settings: str) -> list[str]:
     monkeypatch.setattr(SlurmEngine, "_ask", lambda self: {})  # there is no cluster here
-    words = SlurmEngine(pool, "digits").command(asked(pool, used), ["python3", "-c", "a b"])
+    words = SlurmEngine(pool, Settings(settings), "digits").command(
+        asked(pool, used), ["python3", "-c", "a b"]
+    )
     return words[words.index("srun") :]
 
 
@@ -54,6 +57,16 @@ def test_a_job_asks_for_the_cores_of_its_cpu_devices(monkeypatch: pytest.MonkeyP
     assert "--nodelist=n7" in words
     assert "--cpus-per-task=4" in words
     assert not [word for word in words if word.startswith("--gres")]
+
+
+def test_a_pools_options_come_before_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"TRAINWRIGHT_SLURM_ACCOUNT": "ours", "TRAINWRIGHT_SLURM_PARTITION": "long"}
+    words = command(pool({"partition": "gpu"}, [{"type": "cpu"}]), 1, monkeypatch, **given)
+    assert {"--account=ours", "--partition=gpu"} <= set(words)
+    with pytest.raises(BadInput, match=r"TRAINWRIGHT_SLURM_\*: qos: got '-x'"):
+        command(pool({}, [{"type": "cpu"}]), 1, monkeypatch, TRAINWRIGHT_SLURM_QOS="-x")
+    with pytest.raises(BadInput, match="TRAINWRIGHT_SLURM_CONFIG: got /none; there is no such"):
+        command(pool({}, [{"type": "cpu"}]), 1, monkeypatch, TRAINWRIGHT_SLURM_CONFIG="/none")
 
 
 def test_no_two_requests_have_the_same_job_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +144,13 @@ slurm_load_jobs error: Protocol authentication error
 def test_errors_of_slurm_are_one_line(stderr: str, says: str, refused: bool) -> None:
     assert slurm_answers.why(stderr) == says
     assert slurm_answers.is_refusal(says) == refused
-    engine = SlurmEngine(pool({"partition": "nope"}, [{"type": "cpu"}]), "digits")
+    engine = SlurmEngine(pool({"partition": "nope"}, [{"type": "cpu"}]), Settings(), "digits")
     error = engine.error(asked(pool({}, [{"type": "cpu"}]), 1), says)
     assert isinstance(error, BadInput if refused else ServiceUnreachable)
 
 
 def test_srun_that_says_nothing_has_lost_its_job() -> None:
-    engine = SlurmEngine(pool({}, [{"type": "cpu"}]), "digits")
+    engine = SlurmEngine(pool({}, [{"type": "cpu"}]), Settings(), "digits")
     assert engine.why_ended("", 0) == "its job in Slurm has ended"
 
 
