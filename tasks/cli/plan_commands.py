@@ -128,9 +128,9 @@ def plan(
     """
     from trainwright.tasks.allocate.preview import plan_and_estimate, plan_jobs
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.cli.screens.joint_plan_screen import show_joint
-    from trainwright.tasks.cli.screens.plan_plot import check_plot, draw_plan
-    from trainwright.tasks.cli.screens.plan_screen import show_plan
+    from trainwright.tasks.cli.screens.plans.joint_plan_screen import show_joint
+    from trainwright.tasks.cli.screens.plans.plan_plot import check_plot, draw_plan
+    from trainwright.tasks.cli.screens.plans.plan_screen import show_plan
     from trainwright.tasks.errors import BadInput, Infeasible
     from trainwright.tasks.estimate.calibrate import given
     from trainwright.tasks.recommend.step import completed

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,7 @@ from trainwright.tasks.cli.options import (
 if TYPE_CHECKING:
     from trainwright.tasks.runs.artefacts.plan import Plan
     from trainwright.tasks.runs.run import Run
+    from trainwright.tasks.settings import Settings
 
 
 def run(
@@ -50,7 +53,7 @@ def run(
     """
     from trainwright.tasks import progress
     from trainwright.tasks.cli.airflow_run import ensure_store, run_job
-    from trainwright.tasks.cli.screens.run_view import Watch
+    from trainwright.tasks.cli.screens.runs.run_view import Watch
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
@@ -65,22 +68,26 @@ def run(
         replay = resolve(replay, settings).uri
     with Watch() as watch, progress.listening(watch):
         done = run_job(chosen, settings, new=new, replay=replay, watch=watch)
-    document = summary(done)
-    _show(document, as_json=as_json)
+    _show(summary(done), settings, as_json=as_json)
 
 
-def _show(document: dict[str, Any], *, as_json: bool) -> None:
-    """A run's summary, and what a device did in a step."""
-    from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.cli.screens.kind_table import show_kinds
+def _show(
+    document: dict[str, Any], settings: Settings, *, as_json: bool, everything: bool = False
+) -> None:
+    """A run's summary, as a document or for a person."""
+    from trainwright.tasks.cli.screens.runs.run_screen import show_run
 
     if as_json:
         print_json(document)
         return
-    console.show_run(document)
-    measured = document["measured"]
-    if measured is not None:
-        show_kinds((document["predicted"] or {}).get("by_kind", []), measured["by_kind"])
+    program = "trainwright" if shutil.which("trainwright") else sys.argv[0]
+    uri = str(document["run"])
+    known = uri.startswith(f"{settings.store.rstrip('/')}/")
+    show_run(
+        document,
+        f"{program} show {uri.rsplit('/', 1)[-1] if known else uri}",
+        everything=everything,
+    )
 
 
 def _in_process(
@@ -97,7 +104,7 @@ def _in_process(
     from trainwright.tasks import chain, progress
     from trainwright.tasks.allocate.layouts.permitted import overrides
     from trainwright.tasks.cli.airflow_run import supervised_store
-    from trainwright.tasks.cli.screens.run_view import Watch
+    from trainwright.tasks.cli.screens.runs.run_view import Watch
     from trainwright.tasks.context import RunContext
     from trainwright.tasks.errors import Interrupted
     from trainwright.tasks.leases.ledger import Holder
@@ -207,8 +214,7 @@ def train(
 
     run = _in_process(job, pool, changes, store, "train", plan_file=plan_file, new=new)
     run.note(state="success", step=None)
-    document = summary(run)
-    _show(document, as_json=as_json)
+    _show(summary(run), run.settings, as_json=as_json)
 
 
 def replan(
@@ -299,6 +305,10 @@ def show(
             ".svg or .html",
         ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="also why each choice was made, and the time of each step"),
+    ] = False,
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -309,7 +319,8 @@ def show(
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.summary import summary
 
-    chosen = resolve(run_id, Settings.from_environment(), store)
+    settings = Settings.from_environment()
+    chosen = resolve(run_id, settings, store)
     if report is not None:
         from trainwright.estimator.named_file import write_named
         from trainwright.tasks.analyze.exports_section import with_exports
@@ -327,13 +338,12 @@ def show(
         console.err.print(f"saved to {report}")
     if plot is not None:
         _draw_plan(chosen, plot)
-    document = summary(chosen)
-    _show(document, as_json=as_json)
+    _show(summary(chosen), settings, as_json=as_json, everything=everything)
 
 
 def _draw_plan(chosen: Run, plot: Path) -> None:
     """Draw a run's plan into a file. Raises BadInput without a plan."""
-    from trainwright.tasks.cli.screens.plan_plot import check_plot, draw_plan
+    from trainwright.tasks.cli.screens.plans.plan_plot import check_plot, draw_plan
     from trainwright.tasks.runs.artefacts.estimate import Estimate
     from trainwright.tasks.runs.artefacts.plan import Plan
     from trainwright.tasks.runs.artefacts.training_result import Result

@@ -9,6 +9,7 @@ machines. `queue` holds the waiting runs.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -23,6 +24,8 @@ from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 from trainwright.tasks.leases.database import Database, database_at
 from trainwright.tasks.leases.lease import Lease, insert_leases
 from trainwright.tasks.leases.tables import Holder, alive, clock, leases, moment
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["TTL_S", "Heartbeat", "Holder", "Lease", "Ledger"]
 
@@ -221,10 +224,14 @@ class Heartbeat:
                     return
                 if self._ledger.revoked_by(self._run) is not None:
                     self.revoked.set()
+                continue
             except ServiceUnreachable:
-                if _clock_s() > self._until:  # the lease must be assumed expired
-                    self.lost.set()
-                    return
+                pass
+            except Exception:  # noqa: BLE001 - outermost of this thread, which must go on
+                _log.exception("heartbeat of %s failed; it is tried again", self._run)
+            if _clock_s() > self._until:  # the lease must be assumed expired
+                self.lost.set()
+                return
 
     def still_held(self) -> bool:
         """Renew now: a process that slept past the expiry must not trust its last heartbeat."""

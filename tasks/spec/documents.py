@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -379,7 +380,8 @@ def _measure(value: Any, units: dict[str, float], example: str) -> float:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)\s*([A-Za-z]+)\s*", value)
         if match and match.group(2) in units:
-            return float(match.group(1)) * units[match.group(2)]
+            # Exactly rounded, so that 50us is 5e-05 and not a bit less.
+            return float(Decimal(match.group(1)) * Decimal(repr(units[match.group(2)])))
     raise PydanticCustomError(
         "no_unit",
         "a number with its unit, one of {units}, such as {example}",
@@ -422,6 +424,15 @@ def _latency(value: Any) -> float:
     return seconds
 
 
+def _time_text(seconds: float) -> str:
+    """A time in its largest unit below it that reads back as the same number: 5e-05 -> 50us."""
+    for unit in ("s", "ms", "us"):
+        text = f"{seconds / _TIMES[unit]:.12g}{unit}"
+        if (seconds >= _TIMES[unit] or unit == "us") and _measure(text, _TIMES, text) == seconds:
+            return text
+    return f"{seconds!r}s"
+
+
 def _text_schema(example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example]})
 
@@ -461,7 +472,7 @@ MemorySize = Annotated[
 Latency = Annotated[
     float,
     BeforeValidator(_latency),
-    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    PlainSerializer(_time_text, return_type=str),
     _text_schema("50us"),
 ]
 """Seconds, as Duration, up to 10s."""

@@ -1,5 +1,5 @@
 """Tables, plots and progress for a person at a terminal.
 
-`console` has what all screens share; `plan_screen`, `layer_table`, `run_view` and `train_view` are
-the screens.
+`console` has what all screens share. `plans/` shows plans, `runs/` shows runs, and the modules
+beside it show one thing each.
 """

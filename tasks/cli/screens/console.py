@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from trainwright.tasks import progress
-from trainwright.tasks.cli.screens.quantities import money
-from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
-from trainwright.tasks.units import amount, interval, plain, seconds, size
+from trainwright.tasks.units import amount, size
 
 if TYPE_CHECKING:
     from trainwright.estimator.structure import Structure
 
+KEPT = "\u00a0"
+"""A space at which no line of `facts` ends."""
 _WIDTH = 120  # for output to a file or pipe
 out = Console(
     highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _WIDTH
@@ -33,11 +34,14 @@ err = Console(stderr=True, highlight=False)
 # Without lines between columns. In a file or a pipe tables have no frame, so that other programs
 # can read them.
 _FRAME = Box("╭──╮\n│  │\n├──┤\n│  │\n├──┤\n├──┤\n│  │\n╰──╯\n")
-_OF_POWER = ("energy_j", "cost")
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    right: Sequence[int] = (),
 ) -> None:
     """Print a table; `right` are the right-aligned columns."""
     out.print(grid(title, columns, rows, right=right))
@@ -47,7 +51,7 @@ def table(
 def grid(
     title: str,
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[str | Text]],
     *,
     right: Sequence[int] = (),
     whole: Sequence[int] = (0,),
@@ -73,15 +77,33 @@ def grid(
             no_wrap=number in whole,
         )
     for row in rows:
-        found.add_row(*(escape(cell) for cell in row))
+        found.add_row(*(escape(one) if isinstance(one, str) else one for one in row))
     return found
 
 
-def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one per line. Long values are not wrapped, so one can copy them."""
+def facts(
+    title: str,
+    lines: Iterable[tuple[str, str]],
+    styles: Mapping[str, str] | None = None,
+) -> None:
+    """Print names and values, one per line; `styles` by name.
+
+    In a terminal, long values continue below where they begin, but not at KEPT. An address is
+    never cut, so that one can copy it.
+    """
     out.print(title, style="bold", markup=False)
+    lines = list(lines)
+    wide = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
-        out.print(f"  {name:<22} {value}", soft_wrap=True, markup=False)
+        out.print(f"  {name:<{wide}}  ", style="dim", end="", markup=False)
+        room = max(20, out.width - wide - 4)
+        parts = (
+            textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+            if out.is_terminal
+            else []
+        )
+        text = f"\n{' ' * (wide + 4)}".join(parts or [value]).replace(KEPT, " ")
+        out.print(text, style=(styles or {}).get(name, ""), soft_wrap=True, markup=False)
     out.print()
 
 
@@ -209,117 +231,3 @@ class Countdown:
 def state(state: str, stored: bool | None) -> str:
     """The state of a run. `stored`: whether its model is; None before the training has ended."""
     return "trained, not stored" if state == "success" and stored is False else state
-
-
-def show_run(document: dict[str, Any]) -> None:
-    """The closing summary of a run."""
-    out.print()
-    trained = document["measured"] is not None
-    lines = [
-        ("state", state(document["state"], document["manifest"] is not None if trained else None))
-    ]
-    lines += [
-        (name.replace("_", " "), f"{value:.4f}") for name, value in document["metrics"].items()
-    ]
-    if target := document["target"]:
-        reached = {True: "reached", False: "not reached", None: "not known yet"}[
-            document["target_reached"]
-        ]
-        lines.append(("target", f"{target['metric']} {target['value']:g}: {reached}"))
-    if model := document["recommended"]:
-        recipe = ", ".join(
-            f"{name.removeprefix('train.')} {value}" for name, value in model["recipe"].items()
-        )
-        lines += [("recommended model", f"{model['name']}: {model['why']}"), ("its recipe", recipe)]
-    early = document["early_stopped"]
-    if early is not None:
-        lines.append(("early stopping", early["reason"]))
-    if document["learning_rate"] is not None:
-        lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
-        lines.append(("reason", document["learning_rate_reason"]))
-        if document["learning_rate_plot"] is not None:
-            lines.append(("plot of the search", document["learning_rate_plot"]))
-    if document["global_batch_size"] is not None:
-        lines.append(("global batch", str(document["global_batch_size"])))
-    if layout := document["layout"]:
-        why = f" ({layout['rule']})" if layout["rule"] else ""
-        lines.append(("layout", f"{layout['words'] or layout['name']}{why}"))
-        lines += [
-            ("not chosen", f"{other['words']}; {other['reason']}") for other in layout["others"]
-        ]
-    if document["measured"] is None and document["checkpoints"]:
-        lines.append(
-            (
-                "newest checkpoint",
-                f"of step {document['trained_steps']}: {document['checkpoints'][-1]}",
-            )
-        )
-    if document["learned_from"]:
-        lines.append(
-            ("predicted from", f"calibration and {document['learned_from']} earlier run(s)")
-        )
-    if document.get("error"):
-        lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
-    lines.append(("run", document["run"]))
-    if document["report"]:
-        command = "trainwright" if shutil.which("trainwright") else sys.argv[0]
-        lines.append(
-            ("report", f"{command} show {document['run'].rsplit('/', 1)[-1]} --report report.html")
-        )
-    for one in document["exports"]:
-        value = one["metrics"]["exported"]
-        where = f"{document['run']}/{EXPORT_FOLDER}{one['kind']}"
-        lines.append((f"exported as {one['kind']}", f"{one['metric']} {value:.4f}, {where}"))
-    facts(document["job"], lines)
-    predicted, measured = document["predicted"], document["measured"] or {}
-    if predicted:
-        rows = []
-        for label, field, show in (
-            ("step time", "step_time_s", seconds),
-            ("duration", "duration_s", seconds),
-            ("energy", "energy_j", lambda value: amount(value, "J")),
-            (f"cost, {money(document['currency'])[0][1]}", "cost", plain),
-        ):
-            value = measured.get(field)
-            if isinstance(value, dict):
-                value = value["median"]
-            inside = ""
-            ends = predicted.get(field) or {"low": 0.0, "high": 0.0}
-            # The time of an emulated device is set, so it has no interval.
-            comparable = early is None or field == "step_time_s"  # the rest is of all epochs
-            if ends["low"] < ends["high"] and value is not None and comparable:
-                inside = "inside" if ends["low"] <= value <= ends["high"] else "outside"
-            by = (
-                " by datasheet"
-                if field in _OF_POWER and measured.get("energy_source") == "datasheet"
-                else ""
-            )
-            shown = show(value) + by if value is not None else "-"
-            rows.append((label, interval(predicted.get(field), show), shown, inside))
-        table(
-            "predicted and measured",
-            ("", "predicted (90 % interval)", "measured", "interval"),
-            rows,
-            right=(1, 2),
-        )
-    if document["devices"]:
-        used = [
-            (
-                device["id"],
-                str(device["batch_size"]),
-                seconds((device["step_time_s"] or {}).get("median")),
-                seconds(device["wait_s"]),
-                size(device["peak_memory_bytes"]),
-                f"{device['samples']:,}",
-                device["share"],
-            )
-            for device in document["devices"]
-        ]
-        columns = ("device", "batch", "own step time", "waited", "memory", "samples", "CPU share")
-        table("devices", columns, used, right=(1, 2, 3, 4, 5))
-    if document["steps"]:
-        known = list(document["steps"].items())
-        took = [(name, seconds(value)) for name, value in known] + [
-            ("total", seconds(sum(value for _, value in known)))
-        ]
-        table("steps", ("step", "duration"), took, right=(1,))

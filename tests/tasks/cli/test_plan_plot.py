@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import MANY, NOON, TWO, curve, plan
 
-from trainwright.tasks.cli.screens.plan_plot import front_svg, write_plan
+from trainwright.tasks.cli.screens.plans.plan_plot import front_svg, write_plan
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.plots.plot_axis import Axis
 from trainwright.tasks.runs.artefacts.estimate import Estimate

@@ -25,7 +25,8 @@ from rich.console import Console
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.cli.screens import console, plan_screen
+from trainwright.tasks.cli.screens import console
+from trainwright.tasks.cli.screens.plans import plan_screen
 from trainwright.tasks.cli.screens.quantities import column
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema

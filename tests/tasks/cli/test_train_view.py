@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from trainwright.tasks.cli.screens.run_view import Watch
-from trainwright.tasks.cli.screens.train_view import LINE_EVERY_S, TrainView
+from trainwright.tasks.cli.screens.runs.run_view import Watch
+from trainwright.tasks.cli.screens.runs.train_view import LINE_EVERY_S, TrainView
 
 FIGURES = st.floats(0, 1e5, allow_nan=False)
 
@@ -144,7 +144,7 @@ def test_a_file_gets_a_line_at_intervals_and_only_during_training() -> None:
 
 SHOW = """
 import json, sys, time
-from trainwright.tasks.cli.screens.run_view import Watch
+from trainwright.tasks.cli.screens.runs.run_view import Watch
 with Watch() as watch:
     for event in json.loads(sys.argv[1]):
         watch(event)

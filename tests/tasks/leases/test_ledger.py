@@ -95,6 +95,28 @@ def test_a_heartbeat_renews_a_lease_and_notices_its_loss(url: str) -> None:
         assert beat.lost.wait(timeout=60)
 
 
+def test_a_heartbeat_logs_an_error_of_its_own_and_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(url)
+    ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=3)
+    answers = iter([ValueError("a row that can't be read")])
+
+    def revoked_by(run: str) -> str | None:
+        for error in answers:
+            raise error
+        return "run-2"
+
+    monkeypatch.setattr(ledger, "revoked_by", revoked_by)
+    with Heartbeat(ledger, "run-1", ["device a"], ttl_s=3) as beat:
+        assert beat.revoked.wait(timeout=60)
+        assert not beat.lost.is_set()
+    (record,) = (one for one in caplog.records if one.levelname == "ERROR")
+    assert record.getMessage() == "heartbeat of run-1 failed; it is tried again"
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ValueError)
+
+
 def test_a_heartbeat_renews_before_its_block_begins(url: str) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=30)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.pool import Pool, load_pool
+from trainwright.tasks.spec.pool import Network, Pool, load_pool
 
 EXAMPLE = """
 name: lab
@@ -65,6 +65,16 @@ def test_stated_memory_is_that_of_the_machine_and_of_its_cpus_alone() -> None:
     assert all(one.host_memory_bytes is None for one in pool.devices()[1::2])
     assert Pool.model_validate(pool.model_dump(mode="json")) == pool
     assert len({one.variant for one in pool.devices()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("50us", "50us"), ("0.05ms", "50us"), ("2s", "2s"), ("1.5ms", "1.5ms"), ("0.3us", "0.3us")],
+)
+def test_a_latency_is_stored_in_a_unit_that_people_write(given: str, stored: str) -> None:
+    network = Network.model_validate({"latency": given})
+    assert network.model_dump(mode="json")["latency"] == stored
+    assert Network.model_validate_json(network.model_dump_json()) == network
 
 
 def test_a_host_may_have_its_own_bandwidth_or_latency(tmp_path: Path) -> None:

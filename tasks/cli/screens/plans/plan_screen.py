@@ -12,7 +12,8 @@ from trainwright.tasks.allocate.layouts.words import SYNC_WORDS, layers_text
 from trainwright.tasks.allocate.plan.device_counts import as_text
 from trainwright.tasks.cli.screens.console import out, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
-from trainwright.tasks.cli.screens.plan_sentence import micro, plan_sentence
+from trainwright.tasks.cli.screens.plans.plan_sentence import micro, plan_sentence
+from trainwright.tasks.cli.screens.plans.search_screen import show_searched
 from trainwright.tasks.cli.screens.quantities import (
     ENERGIES,
     SIZES,
@@ -22,7 +23,6 @@ from trainwright.tasks.cli.screens.quantities import (
     headed,
     money,
 )
-from trainwright.tasks.cli.screens.search_screen import show_searched
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
 from trainwright.tasks.runs.artefacts.plan import (
     Alternative,

@@ -18,8 +18,8 @@ from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline
 from trainwright.tasks.cli.output import check_output
 from trainwright.tasks.cli.screens import console
-from trainwright.tasks.cli.screens.plan_screen import ALTERNATIVES_SHOWN
-from trainwright.tasks.cli.screens.plot_panel import (
+from trainwright.tasks.cli.screens.plans.plan_screen import ALTERNATIVES_SHOWN
+from trainwright.tasks.cli.screens.plans.plot_panel import (
     COLOURS,
     HEIGHT,
     LIMIT,

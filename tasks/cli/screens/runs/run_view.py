@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from trainwright.tasks import chain
 from trainwright.tasks.cli.screens.console import err
-from trainwright.tasks.cli.screens.train_view import TrainView
+from trainwright.tasks.cli.screens.runs.train_view import TrainView
 from trainwright.tasks.errors import Interrupted
 
 

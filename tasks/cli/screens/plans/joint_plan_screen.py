@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
 from trainwright.tasks.cli.screens.console import table
-from trainwright.tasks.cli.screens.plan_screen import medians, show_held
+from trainwright.tasks.cli.screens.plans.plan_screen import medians, show_held
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, column, headed
 from trainwright.tasks.runs.artefacts.plan import JointPlan
 from trainwright.tasks.units import plain
