@@ -11,6 +11,7 @@ from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.joint_planner import Pending, check, make_joint_plan
 from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.allocate.queue_wait import with_queue_wait
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.estimate import finished_runs
 from trainwright.tasks.extract import batch_spec, extract_model
@@ -34,7 +35,11 @@ def plan_and_estimate(
 ) -> tuple[Plan, Estimate]:
     """As `plan_job`, with the estimate from which the plan was made."""
     pool, found, schema = predicted(job, settings, calibrations)
-    made = make_plan(job, pool, found, schema, now=datetime.now(UTC))
+
+    def make(job: Job) -> Plan:
+        return make_plan(job, pool, found, schema, now=datetime.now(UTC))
+
+    made = with_queue_wait(make, job, settings)
     held = held_devices(usable(pool, job), settings)
     return made.model_copy(update={"held": held}), found
 

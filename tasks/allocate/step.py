@@ -39,6 +39,7 @@ def work(context: RunContext) -> Reference:
         "devices": {device.id: device.batch_size for device in plan.devices},
         "global_batch_size": plan.global_batch_size,
         "layout": plan.layout_in_words or None,
+        "queue_wait": plan.queue_wait.in_words if plan.queue_wait else None,
         "predicted_duration_s": plan.predicted.duration_s.median if plan.predicted else None,
     }
 
@@ -46,14 +47,15 @@ def work(context: RunContext) -> Reference:
 def summary(reference: Reference) -> str:
     """One line, as in `global batch 64 (here/0 43, here/1 21), about 12 s of training`.
 
-    The layout follows if it is not data parallel for all layers.
+    The layout follows if it is not data parallel for all layers, and a cluster's expected wait.
     """
     split = ", ".join(f"{device} {batch}" for device, batch in reference["devices"].items())
-    layout = reference.get("layout") or ""
+    layout, wait = reference.get("layout") or "", reference.get("queue_wait")
     return (
         f"global batch {reference['global_batch_size']} ({split}), "
         f"about {seconds(reference['predicted_duration_s'])} of training"
         + (f"; {layout}" if layout and not layout.startswith(ALL_SUMMED) else "")
+        + (f"; {wait}" if wait else "")
     )
 
 

@@ -61,7 +61,8 @@ def why(stderr: str) -> str:
     if not chosen:
         return ""
     return re.sub(
-        r"^\w+: ((fatal|error): )*(Unable to allocate resources: )?|^slurm_\w+ error: ",
+        r"^\w+: ((fatal|error): )*(Unable to allocate resources: )?|^slurm_\w+ error: |"
+        r"^allocation failure: ",
         "",
         chosen[0],
     )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Planner, gone
 from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.allocate.queue_wait import with_queue_wait
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.estimate.step import predicted
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
@@ -38,9 +39,12 @@ def planner(run: Run, data: DataSchema) -> Planner:
             )
             found = predicted(run)
             run.write(found)
-        return make_plan(
-            job, load_pool(job.pool), found, data, _known(devices, found), now=datetime.now(UTC)
-        )
+        known = _known(devices, found)
+
+        def make(job: Job) -> Plan:
+            return make_plan(job, load_pool(job.pool), found, data, known, now=datetime.now(UTC))
+
+        return with_queue_wait(make, job, run.settings)
 
     return plan
 

@@ -11,6 +11,7 @@ from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.structure import LayerFacts, Unit
 from trainwright.tasks.runs.artefacts.artefact import Artefact
+from trainwright.tasks.runs.artefacts.expected_wait import QueueWait
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL, Layout, LayoutName, Sync
 from trainwright.tasks.runs.artefacts.step_kinds import StepByKind
 from trainwright.tasks.runs.value import Value
@@ -218,7 +219,13 @@ class Plan(Artefact):
         default=None, description="the values to which the limits apply"
     )
     deadline_s: float | None = Field(
-        description="from the lease to the end of training; None: none"
+        description="from the lease, or the request to a cluster, to the end of training; "
+        "None: none"
+    )
+    queue_wait: QueueWait | None = Field(
+        default=None,
+        description="before the training; None: its hosts wait in no cluster's queue, or it was "
+        "not asked",
     )
     budget: float | None = Field(default=None, description="in the pool's currency")
     binding: str | None = Field(default=None, description="if infeasible: the limit that binds")

@@ -27,6 +27,8 @@ def plan_sentence(plan: Plan) -> str:
         sure = f"{plain(100 * most.confidence, 4)} %"
         parts.append(f"at most {seconds(most.duration_s)} ({sure})")
     limits = [] if plan.deadline_s is None else [f"deadline {seconds(plan.deadline_s)}"]
+    if plan.queue_wait is not None:
+        limits.insert(0, plan.queue_wait.in_words)
     if plan.budget is not None:
         limits.append(f"budget {plain(plan.budget)} {plan.currency or 'units'}")
     return "; ".join([", ".join(parts), *limits])
