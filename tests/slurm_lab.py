@@ -41,6 +41,7 @@ SwitchType=switch/none
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={folder}/task_prolog
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -89,6 +90,11 @@ class SlurmLab:
             nodes=nodes,
         )
         self.config.write_text(config)
+        prolog = self.folder / "task_prolog"  # what it prints, Slurm sets for a job's processes
+        prolog.write_text(
+            f"#!/bin/sh\necho export CONTAINERS_CONF={self.lab.folder}/containers.conf\n"
+        )
+        prolog.chmod(0o755)
         (self.folder / "munge.key").write_bytes(os.urandom(64))
         (self.folder / "munge.key").chmod(0o400)
         self.start_munge()

@@ -28,10 +28,14 @@ class Container(Document):
         default="podman", description="podman or docker, on the host"
     )
     cpus: float | None = Field(
-        default=None, ge=0.01, le=4096, description="CPUs that it may use; default: all"
+        default=None,
+        ge=0.01,
+        le=4096,
+        description="CPUs that it may use; default: those of its job in Slurm, else all",
     )
     memory: MemorySize | None = Field(
-        default=None, description="memory that it may use, such as 8GiB; default: all"
+        default=None,
+        description="memory that it may use, such as 8GiB; default: the host's `memory`, else all",
     )
     devices: list[str] = Field(
         default_factory=list,

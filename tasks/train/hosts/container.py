@@ -16,32 +16,47 @@ PYTHON = "python"
 _NOT_STARTED = 125
 """The exit code of podman and docker for a container that could not be started."""
 # The image's id is known only to the host. All hosts with the same id run the same files.
-_WITH_ID = (
+_ID = (
     'id=$({runtime} image inspect --format "{{{{.Id}}}}" "$1") || exit {code}; shift; '
-    'exec {runtime} run --env {variable}="$id" "$@"'
+    'set -- --env {variable}="$id" "$@"; '
 )
+# A job's limits by Slurm do not hold in a container, which has a control group of its own.
+_RUN = 'exec {runtime} run ${{SLURM_CPUS_PER_TASK:+--cpus $SLURM_CPUS_PER_TASK}} "$@"'
+_PASSED_ON = (
+    *("SSH_CONNECTION", "SLURM_LAUNCH_NODE_IPADDR", "SLURMD_NODENAME"),
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+"""Who connected, and which node and GPUs a cluster gave, if it did."""
 
 
-def contained(container: Container | None, words: Sequence[str]) -> list[str]:
-    """The words that run `words` in a container; without one, `words` themselves."""
+def contained(
+    container: Container | None, words: Sequence[str], host_memory: float | None = None
+) -> list[str]:
+    """The words that run `words` in a container; without one, `words` themselves.
+
+    A container without `memory` may use `host_memory`, in bytes.
+    """
     if container is None:
         return list(words)
-    options = ["--rm", "--interactive", "--network", "host", "--env", "SSH_CONNECTION"]
+    memory = container.memory or host_memory
+    options = ["--rm", "--interactive", "--network", "host"]
+    options += [word for name in _PASSED_ON for word in ("--env", name)]
     if container.cpus is not None:
         options += ["--cpus", f"{container.cpus:g}"]
-    if container.memory is not None:
+    if memory is not None:
         # no swap, so that a rank beyond the memory ends instead of becoming slow
-        size = f"{int(container.memory)}b"
+        size = f"{int(memory)}b"
         options += ["--memory", size, "--memory-swap", size]
     for device in container.devices:
         options += ["--device", device]
     for folder, place in container.volumes.items():
         options += ["--volume", f"{folder}:{place}"]
+    run = _RUN.format(runtime=container.runtime)
     if container.image.startswith("/"):
-        return [container.runtime, "run", *options, "--rootfs", container.image, *words]
-    script = _WITH_ID.format(runtime=container.runtime, code=_NOT_STARTED, variable=IMAGE)
-    run = ["--pull", "never", *options, container.image, *words]
-    return ["sh", "-c", script, "sh", container.image, *run]
+        return ["sh", "-c", run, "sh", *options, "--rootfs", container.image, *words]
+    script = _ID.format(runtime=container.runtime, code=_NOT_STARTED, variable=IMAGE) + run
+    given = [container.image, "--pull", "never", *options, container.image]
+    return ["sh", "-c", script, "sh", *given, *words]
 
 
 def why_not_started(container: Container | None, why: str, code: int | None) -> str | None:

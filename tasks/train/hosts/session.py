@@ -94,7 +94,8 @@ class Session:
         one_line = (
             f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
         )
-        words = contained(asked.container, [self.python, "-P", "-c", one_line])
+        words = [self.python, "-P", "-c", one_line]
+        words = contained(asked.container, words, asked.host.memory)
         command = engine.command(asked, words)
         with self._log.open("ab") as log:
             self._log_begins = log.tell()  # an earlier connection may have written before this

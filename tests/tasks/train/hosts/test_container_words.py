@@ -41,8 +41,11 @@ def test_limits_devices_and_volumes_are_options_of_the_runtime() -> None:
         volumes={"/data": "/data:ro"},
     )
     found = contained(container, WORDS)
-    assert found[:2] == ["podman", "run"]
+    assert found[:2] == ["sh", "-c"]
     assert found[-5:] == ["--rootfs", "/srv/train:O", *WORDS]
+    assert contained(container, WORDS, 2**29) == found
+    assert "--memory" not in contained(Container(image="a"), WORDS)
+    assert f"{2**29}b" in contained(Container(image="a"), WORDS, 2**29)
     pairs = set(itertools.pairwise(found))
     assert {
         ("--cpus", "0.5"),
@@ -54,7 +57,9 @@ def test_limits_devices_and_volumes_are_options_of_the_runtime() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["podman", "docker"])
-def test_a_process_knows_the_id_of_its_image(tmp_path: Path, runtime: str) -> None:
+def test_a_process_knows_the_id_of_its_image_and_has_the_cpus_of_slurms_job(
+    tmp_path: Path, runtime: str
+) -> None:
     """The runtime is a script here that has one image."""
     script = tmp_path / runtime
     script.write_text(
@@ -63,7 +68,11 @@ def test_a_process_knows_the_id_of_its_image(tmp_path: Path, runtime: str) -> No
         "  echo sha256:abc\nelse printf '%s\\n' \"$@\"; fi\n"
     )
     script.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "SLURM_CPUS_PER_TASK": "2",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
 
     def run(image: str) -> subprocess.CompletedProcess[str]:
         words = contained(Container(image=image, runtime=runtime), WORDS)
@@ -71,7 +80,7 @@ def test_a_process_knows_the_id_of_its_image(tmp_path: Path, runtime: str) -> No
 
     done = run("train:1")
     lines = done.stdout.splitlines()
-    assert lines[:3] == ["run", "--env", f"{versions.IMAGE}=sha256:abc"]
+    assert lines[:5] == ["run", "--cpus", "2", "--env", f"{versions.IMAGE}=sha256:abc"]
     assert lines[-4:] == ["train:1", *WORDS]
     absent = run("other:1")
     assert absent.returncode == 125

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from container_case import contain
 from hosts_case import SLOW, until
 from lab import LabHost
 from slurm_case import on_slurm, pool_of
@@ -290,8 +291,10 @@ def urgent(cluster: SlurmLab, node: str, seconds: float) -> subprocess.Popen[byt
 def test_a_preempted_host_leaves_between_two_steps_and_comes_back(
     tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In containers, which get the signals that Slurm gives their jobs."""
     monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)
     asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
+    contain(asked, {"image": "/:O"})
     others: list[subprocess.Popen[bytes]] = []
     until_all_are_back(
         asked,
