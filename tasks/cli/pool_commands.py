@@ -25,12 +25,16 @@ def pool(
     `trainwright pool probe` finds the devices of this machine or of hosts, for a pool file.
     """
     from trainwright.tasks import units
+    from trainwright.tasks.cli.pool_cluster import cluster_state, show_cluster
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.leases.pool_status import pool_document
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import load_pool
 
-    document = pool_document(load_pool(file), Settings.from_environment())
+    settings, found = Settings.from_environment(), load_pool(file)
+    document = pool_document(found, settings)
+    if found.engine != "ssh":
+        document["cluster"] = cluster_state(found, settings)
     queue = document["queue"]
     if as_json:
         print_json(document)
@@ -51,7 +55,7 @@ def pool(
             str(one["type"]),
             *([f"{one['cores']:g}" if one["cores"] else ""] if fractions else []),
             str(one["address"]),
-            one["holder"] or ("free" if one["available_now"] else "closed now"),
+            one["holder"] or _availability(one),
             f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
             one["run"] or "",
         )
@@ -69,6 +73,8 @@ def pool(
             ("host", "address", "UTC", "now"),
             [(name, *rest) for name, rest in hours.items()],
         )
+    if "cluster" in document:
+        show_cluster(document["cluster"])
     if queue:
         waits = [
             (
@@ -87,6 +93,13 @@ def pool(
             waits,
             right=(0, 2, 3),
         )
+
+
+def _availability(device: dict[str, Any]) -> str:
+    """Of a device that nobody holds. A cluster gives a node, not a device of the pool file."""
+    if not device["available_now"]:
+        return "closed now"
+    return "free" if device["engine"] == "ssh" else "asked for at training"
 
 
 def _until(device: dict[str, Any]) -> str:

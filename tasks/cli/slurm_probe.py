@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from trainwright.estimator.devices import DEVICE_TYPES
@@ -17,58 +16,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.slurm import slurm_commands
-
-_ABSENT = re.compile(r"DOWN|DRAIN|FAIL|FUTURE|UNKNOWN|NOT_RESPONDING|\*")
-
-
-@dataclass(frozen=True)
-class Node:
-    """What Slurm says about a node."""
-
-    name: str
-    partitions: tuple[str, ...]
-    features: tuple[str, ...]
-    gpus: tuple[tuple[str, int], ...]
-    """Slurm's names of its GPUs, such as gpu or gpu:a100, and their numbers"""
-    cpus: int
-    memory_mib: int
-    state: str
-
-    @property
-    def there(self) -> bool:
-        """Whether it takes jobs, now or when it is free."""
-        return _ABSENT.search(self.state) is None
-
-
-def nodes_of(shown: str) -> list[Node]:
-    """The nodes in the output of `scontrol -o show nodes`: one a line, with FIELD=VALUE."""
-    found = []
-    for line in shown.splitlines():
-        fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
-        if "NodeName" in fields:
-            reserved = int(fields.get("MemSpecLimit", "0"))
-            found.append(
-                Node(
-                    name=fields["NodeName"],
-                    partitions=_listed(fields.get("Partitions", "")),
-                    features=_listed(fields.get("ActiveFeatures", "")),
-                    gpus=_gpus(fields.get("Gres", "")),
-                    cpus=int(fields["CPUEfctv" if "CPUEfctv" in fields else "CPUTot"]),
-                    memory_mib=int(fields["RealMemory"]) - reserved,
-                    state=fields["State"],
-                )
-            )
-    return found
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return () if text in ("", "(null)") else tuple(text.split(","))
-
-
-def _gpus(gres: str) -> tuple[tuple[str, int], ...]:
-    """`gpu:a100:8(S:0-1),nic:2` -> gpu:a100, 8."""
-    found = re.findall(r"(gpu(?::[A-Za-z][\w.-]*)?):(\d+)(?:\(S:[^)]*\))?(?:,|$)", gres)
-    return tuple((name, int(count)) for name, count in found)
+from trainwright.tasks.slurm.nodes import Node, shown_nodes
 
 
 def pool_document(nodes: Iterable[Node], default: str, partition: str | None) -> dict[str, Any]:
@@ -164,5 +112,4 @@ def probe_slurm(partition: str | None, settings: Settings) -> dict[str, Any]:
     """
     partitions = slurm_commands.said(settings, "sinfo", "--noheader", "--format=%P")
     default = re.search(r"^(\S+)\*$", partitions, re.MULTILINE)
-    nodes = nodes_of(slurm_commands.said(settings, "scontrol", "--oneliner", "show", "nodes"))
-    return pool_document(nodes, default[1] if default else "", partition)
+    return pool_document(shown_nodes(settings), default[1] if default else "", partition)

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from trainwright.tasks import progress
 from trainwright.tasks.cli.main import app
-from trainwright.tasks.cli.slurm_probe import nodes_of, pool_document
+from trainwright.tasks.cli.slurm_probe import pool_document
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.slurm.nodes import nodes_of
 from trainwright.tasks.spec.pool import Pool, load_pool
 
 SHOWN = """\
@@ -123,3 +124,41 @@ def test_probe_writes_the_pool_of_a_real_cluster(tmp_path: Path, slurm: SlurmLab
     pool = load_pool(out)
     assert json.loads(done.stdout)["hosts"][0]["slurm"] == {"constraint": "fast"}
     assert [host.name for host in pool.hosts] == ["cpu1", "cpu1-kind2-1", "cpu1-kind2-2"]
+    slurm.update_node("h2", "drain")
+    try:
+        shown = CliRunner().invoke(app, ["pool", str(out), "--json"])
+        text = CliRunner().invoke(app, ["pool", str(out)]).stdout
+    finally:
+        slurm.update_node("h2", "resume")
+    nodes = json.loads(shown.stdout)["cluster"]["nodes"]
+    assert {one["name"]: (one["state"], one["cpus_allocated"]) for one in nodes} == {
+        "h1": ("IDLE", 0),
+        "h2": ("IDLE+DRAIN", 0),
+        "h3": ("IDLE", 0),
+    }
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "idle 2 0 of 2 work,urgent,closed h1, h3" in lines
+    assert "free" not in text
+    assert "asked for at training" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"engine": "slurm"}, "Slurm's nodes: unknown: Slurm: scontrol is not installed"),
+        (
+            {"engine": "kubernetes", "kubernetes": {"image": "train:1"}},
+            "Kubernetes's nodes: unknown: the cluster is asked at training only",
+        ),
+    ],
+)
+def test_a_cluster_that_does_not_say_what_is_free_is_unknown(
+    fields: dict[str, Any], why: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [{"name": "cpu", "devices": [{"type": "cpu"}]}]
+    (tmp_path / "pool.json").write_text(json.dumps({"name": "p", "hosts": hosts, **fields}))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["pool", str(tmp_path / "pool.json")])
+    assert done.exit_code == 0
+    assert why in " ".join(done.stdout.split())
+    assert "free" not in done.stdout
