@@ -98,6 +98,18 @@ def until(page: Any, expression: str, seconds: float = 120.0) -> None:
         page.wait_for_timeout(100)
 
 
+def refused_by_axe(page: Any) -> list[str]:
+    """What axe-core finds against WCAG 2.2 AA in a page: each rule with the elements."""
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="`make setup` installs it"
+    )
+    found = axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]})
+    return [
+        f"{rule['id']}: {[node['html'][:120] for node in rule['nodes'][:5]]}"
+        for rule in found.response["violations"]
+    ]
+
+
 UNLABELLED = """() => {
   const named = (one) =>
     one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim();

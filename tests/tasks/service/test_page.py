@@ -15,7 +15,7 @@ from typing import Any
 
 import doors
 import pytest
-from browsing import UNLABELLED, Watched, browser, tile, until, values
+from browsing import UNLABELLED, Watched, browser, refused_by_axe, tile, until, values
 from finished_run import (
     begin_run,
     finished_training,
@@ -197,13 +197,13 @@ def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
     page = tab.open(SCREENS["run"])
     name = SCREENS["run"].removeprefix("run/")
     page.wait_for_selector("figure[data-last]")
-    run, recorded = _get(address, f"/runs/{name}"), _get(address, f"/runs/{name}/metrics")
+    run = _get(address, f"/runs/{name}")
     until(
         page,
         "document.querySelector('figure[aria-label^=\"Learning rate\"]').dataset.last === '29'",
     )
     assert tile(page, "step") == "30"
-    assert tile(page, "loss") == _shown(recorded["newest"][0]["loss"])
+    assert tile(page, "loss") == _shown(run["metrics"]["loss"])  # of the validation
     assert tile(page, "duration") == _shown(run["measured"]["duration_s"])
     assert tile(page, "energy") == _shown(run["measured"]["energy_j"])
     assert tile(page, "accuracy") == _shown(run["metrics"]["accuracy"])
@@ -556,14 +556,17 @@ def test_pictures_of_every_screen_in_light_and_dark(
         page.wait_for_selector("main h1")
         page.wait_for_timeout(2000)
         backs.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert refused_by_axe(page) == [], name
         tab.picture(f"{name}-{scheme}")
     narrow = Watched(
         chromium, address, RUN, color_scheme=scheme, viewport={"width": 390, "height": 800}
     )
-    page = narrow.open(SCREENS["run"])
-    page.wait_for_selector("figure[data-last]")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    narrow.picture(f"narrow-{scheme}")
+    for name, waited in (("run", "figure[data-last]"), ("runs", "td"), ("what-if", "form")):
+        page = narrow.open(SCREENS[name])
+        page.wait_for_selector(waited)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert refused_by_axe(page) == [], name
+        narrow.picture(f"narrow-{name}-{scheme}")
     assert tab.complaints + narrow.complaints == []
     (back,) = backs
     brightness = sum(int(one) for one in back.removeprefix("rgb(").rstrip(")").split(","))

@@ -56,7 +56,15 @@ function mount(options, data, plot, figure) {
   return chart;
 }
 
+function farApart(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  return known.length > 1 && Math.min(...known) > 0 && Math.max(...known) > 100 * Math.min(...known);
+}
+
+const powers = (_, splits) => splits.map((value) => (Number.isInteger(Math.log10(value)) ? value : null));
+
 // Lines over a shared x. `set(data, names)`: data in uPlot's form, a name for each line; `band`: predicted {low, median, high}.
+// `log`: a logarithmic scale if the values are positive and wide apart.
 // `gaps`: missing values interrupt a line; otherwise the known values are joined.
 export function lines(root, title, { unit = "", x = "step", points = false, log = false, cursor = "run", gaps = false } = {}) {
   const { plot, figure } = room(title, unit);
@@ -80,12 +88,14 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
       figure.setAttribute("aria-label", `${title}${unit ? `, ${unit}` : ""}: ${newest.slice(0, 8).join(", ")}${end}`);
       figure.dataset.points = String(data[0].length);
       figure.dataset.last = data[0].length ? String(data[0][data[0].length - 1]) : "";
-      if (!chart || shape !== labels.join("|")) {
+      const wide = log && farApart(data.slice(1).flat());
+      const named = `${wide}|${labels.join("|")}`;
+      if (!chart || shape !== named) {
         if (chart) {
           drawn.delete(chart);
           chart.destroy();
         }
-        shape = labels.join("|");
+        shape = named;
         const count = names.length;
         const series = labels.map((label, index) => {
           const guess = index >= count;
@@ -97,8 +107,8 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
           };
         });
         chart = mount({
-          scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
-          axes: [{ ...axis(x), ...(x === "step" ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) }, axis("", true)],
+          scales: { x: { time: false }, y: wide ? { distr: 3 } : {} },
+          axes: [{ ...axis(x), ...(x === "step" ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) }, wide ? { ...axis("", true), filter: powers } : axis("", true)],
           legend: { markers: { width: 0, fill: (_, index) => colour(index > count ? "muted" : `hue-${(index - 1) % 8}`) } },
           series: [{ label: x, value: (_, value) => (value === null ? "" : short(value)) }, ...series],
           bands: band ? [{ series: [count + 3, count + 1], fill: () => colour("band") }] : [],

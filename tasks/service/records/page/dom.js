@@ -45,28 +45,31 @@ export const card = (title, ...children) => h("section", { class: "card", "aria-
 
 const LONG_NAME = 32; // characters; longer names would push other columns off the screen
 
-// `columns`: [title, kind] with the kinds number, name, long, or none; `rows`: cells, each text, a node, or {text, value}.
+// `columns`: [title, kind, rank] with the kinds number, name, long, or none, and the rank `lesser`: not in a narrow window; `rows`: cells, each text, a node, or {text, value}.
 export function table(label, columns, rows, marked = () => null) {
-  const cell = (value, kind) => {
+  const cell = (value, [title, kind, rank]) => {
     const plain = value !== null && typeof value === "object" && !(value instanceof Node);
     const text = plain ? value.text : value?.textContent ?? value;
-    const attributes = { class: kind === "name" && String(text).length > LONG_NAME ? "name wraps" : kind || null };
+    const shape = kind === "name" && String(text).length > LONG_NAME ? "name wraps" : kind;
+    const attributes = { class: [shape, rank].filter(Boolean).join(" ") || null, "data-title": title || null };
     if (plain) Object.assign(attributes, { "data-value": value.value === null || value.value === undefined ? null : String(value.value) });
     return h("td", attributes, plain ? value.text : value ?? "–");
   };
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     h("table", { class: "figures", "aria-label": label },
-      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind || null }, title)))),
+      h("thead", {}, h("tr", {}, columns.map(([title, kind, rank]) => h("th", { scope: "col", class: [kind, rank].filter(Boolean).join(" ") || null }, title)))),
       h("tbody", {}, rows.map((row, index) =>
-        h("tr", { class: marked(index) }, row.map((value, number) => cell(value, columns[number][1])))))));
+        h("tr", { class: marked(index) }, row.map((value, number) => cell(value, columns[number])))))));
 }
+
+const LONG_VALUE = 11; // characters in a tile
 
 // `entries`: [name, {text, value}, note below]
 export const tiles = (entries) =>
   h("dl", { class: "tiles" }, entries.map(([name, shown, beside]) =>
     h("div", { class: "tile", "data-tile": name },
       h("dt", {}, name.replaceAll("_", " ")),
-      h("dd", { class: "value", "data-value": shown.value === null || shown.value === undefined ? null : String(shown.value) }, shown.text),
+      h("dd", { class: shown.text.length > LONG_VALUE ? "value small" : "value", "data-value": shown.value === null || shown.value === undefined ? null : String(shown.value) }, shown.text),
       h("dd", { class: "beside" }, beside ?? "\u00a0"))));
 
 export const badge = (state) => h("span", { class: `badge ${/^[a-z]+$/.test(state) ? state : ""}` }, state);

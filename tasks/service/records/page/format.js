@@ -1,6 +1,6 @@
 // Figures with their units: three or four significant digits, with the exact value in `value`.
 
-const missing = { text: "–", value: null };
+export const missing = { text: "–", value: null };
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 function digits(value, count = 3) {

@@ -3,7 +3,7 @@
 import { base, failedTasks, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
-import { bounds, bytes, inUnit, joules, moment, number, percent, plain, range, rate, seconds, signed, whole } from "../format.js";
+import { bounds, bytes, inUnit, joules, missing, moment, money, number, percent, plain, priced, range, rate, seconds, signed, whole } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendedModel } from "./recommendation.js";
 import { merged, Series, throughput } from "./series.js";
@@ -44,6 +44,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
   const below = place(root, { class: "stack" });
   const planRoom = h("div", { class: "stack" });
   root.append(planRoom);
+  const last = place(root, { class: "stack" });
   const series = new Series(name);
   const charts = curves(room);
   let planned = null;
@@ -52,7 +53,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
 
   const draw = () => {
     head(h("h1", {}, `${job} / ${id}`), badge(run.state), h("span", { class: "muted" }, run.step ? `step ${run.step}` : ""),
-      h("span", { class: "muted" }, `since ${moment(run.started_at).text}, by ${run.holder}`),
+      h("span", { class: "muted" }, `${run.state === "running" ? "since" : "begun"} ${moment(run.started_at).text}, by ${run.holder}`),
       h("div", { class: "actions" },
         h("button", { type: "button", name: "report", disabled: run.report === null }, "Save report"),
         h("button", { type: "button", name: "tensorboard", disabled: denied !== null }, "TensorBoard"),
@@ -63,7 +64,8 @@ export async function show(root, { path: name, fields }, signal, failed) {
     room.hidden = run.plan === null && run.state !== "running"; // it ended before training
     top(room.hidden ? null : tiles(facts(run, series)));
     charts(run, series);
-    below(predictions(run), recommendedModel(run.recommended), driftOf(run.drift), exportsOf(run), devices(run), steps(run), happenings(run, series));
+    below(predictions(run), devices(run), exportsOf(run));
+    last(recommendedModel(run.recommended), driftOf(run.drift), steps(run), happenings(run, series));
     const key = JSON.stringify(run.plan);
     if (run.plan && key !== planned) {
       planned = key;
@@ -148,20 +150,31 @@ function facts(run, series) {
   const measured = result?.measured;
   const running = run.state === "running" && run.started_at ? (Date.now() - Date.parse(run.started_at)) / 1000 : null;
   const done = series.last >= 0 ? series.last + 1 : result?.steps;
-  return [
-    ["step", whole(done), total ? `of ${whole(total).text} planned` : null],
-    ["loss", number(rows[0]?.loss ?? result?.metrics.loss), rows.length ? "training, this step" : result ? "at the end" : null],
-    ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
+  const step = ["step", whole(done), total ? `of ${whole(total).text} planned` : null];
+  const speed = [
     ["throughput", rate(median(recent.map(throughput))), "samples, median of 20 steps"],
     ["step time", seconds(measured?.step_time_s?.median ?? taken), range(predicted?.step_time_s, seconds)],
     ["duration", seconds(measured?.duration_s ?? running), running !== null && !measured ? "since the run began" : range(predicted?.duration_s, seconds)],
-    ["energy", joules(measured?.energy_j), range(predicted?.energy_j, joules)],
-    ...Object.entries(run.metrics).filter(([name]) => name !== "loss").slice(0, 4).map(([name, value]) => [name, number(value), "validation"]),
   ];
+  const results = qualities(run).map(([name, value]) => [name, number(value), "validation"]);
+  if (!result) return [step, ["loss", number(rows[0]?.loss), rows.length ? "training, this step" : null],
+    ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
+    ...speed, ["energy", missing, range(predicted?.energy_j, joules)], ...results];
+  return [...results, ...speed, ["energy", joules(measured.energy_j), range(predicted?.energy_j, joules)],
+    ...(predicted?.cost ? [["cost", priced(plan?.currency)(measured.cost), range(predicted.cost, money)]] : []),
+    ["learning rate", plain(run.learning_rate), `peak, ${run.job_file.train.schedule} schedule`], step];
+}
+
+// What the validation found, the target's metric first. The log loss of a classification is its loss.
+function qualities(run) {
+  const target = run.job_file.train.target?.metric;
+  const told = Object.entries(run.metrics).filter(([name, value]) => name !== "train_loss" && !(name === "log_loss" && Math.abs(value - run.metrics.loss) < 1e-3 * value));
+  const rank = ([name]) => (name === target ? 0 : name === "loss" ? 2 : 1);
+  return told.sort((one, other) => rank(one) - rank(other)).slice(0, 5);
 }
 
 function curves(room) {
-  const loss = lines(room, "Loss");
+  const loss = lines(room, "Loss", { log: true });
   const rateChart = lines(room, "Learning rate");
   const time = lines(room, "Step time by rank", { unit: "s", gaps: true });
   const batch = lines(room, "Batch size by rank", { unit: "samples", gaps: true });
@@ -195,7 +208,8 @@ function predictions(run) {
     [["quantity", "name"], ["predicted", "number"], ["90 % interval", "number"], ["measured", "number"], ["off by", "number"], ["within", "name"]],
     run.predicted_and_measured.map((row) => {
       const unit = inUnit(row.unit);
-      return [row.quantity, unit(row.predicted), bounds(row.low, row.high, unit), unit(row.measured), signed(row.error),
+      const within = row.unit === "B" ? `at most ${unit(row.high).text}` : bounds(row.low, row.high, unit); // memory has no lower bound
+      return [row.quantity, unit(row.predicted), within, unit(row.measured), signed(row.error),
         row.inside === null ? null : h("span", { class: row.inside ? "success" : "failed" }, row.inside ? "yes" : "no")];
     })));
 }
@@ -222,11 +236,16 @@ function steps(run) {
     rows.map(([name, taken]) => [name, seconds(taken), whole_s > 0 ? percent(taken / whole_s) : null, " "]))) : null;
 }
 
+const NEWEST = 12; // events that are not folded
+
 function happenings(run, series) {
   const events = run.events.length ? run.events.map((event) => [moment(event.at), event.event, said(event)]).reverse()
     : (run.split_events.length ? run.split_events : series.splits).map((one) => [{ text: `step ${one.step}`, value: one.step }, "split", split(one)]).reverse();
-  return card("Events", events.length === 0 ? h("p", { class: "note" }, run.state === "running" ? "Nothing has happened yet." : "None were recorded.")
-    : table("Events, newest first", [["when", "name"], ["event", "name"], ["what", "long"]], events.slice(0, 200)));
+  if (!events.length) return card("Events", h("p", { class: "note" }, run.state === "running" ? "Nothing has happened yet." : "None were recorded."));
+  const told = (label, rows) => table(label, [["when", "name"], ["event", "name"], ["what", "long"]], rows);
+  const earlier = events.slice(NEWEST, 200);
+  return card("Events", told("Events, newest first", events.slice(0, NEWEST)),
+    earlier.length ? h("details", {}, h("summary", {}, `${earlier.length} earlier`), told("Earlier events, newest first", earlier)) : null);
 }
 
 const split = (event) => `${event.batch_sizes.join(" : ")} samples from step ${event.step} on; ${event.reason}`;

@@ -5,7 +5,7 @@ import { badge, every, h, place, table } from "../dom.js";
 import { interval, joules, moment, number, seconds, signed, whole } from "../format.js";
 
 const COLUMNS = [["compare", null], ["job", "name"], ["state", "name"], ["result", "name"], ["started", "name"], ["duration", "number"],
-  ["predicted (90 % interval)", "number"], ["off by", "number"], ["energy", "number"], ["devices", "number"], ["run", "name"]];
+  ["predicted (90 % interval)", "number", "lesser"], ["off by", "number", "lesser"], ["energy", "number", "lesser"], ["devices", "number", "lesser"], ["run", "name"]];
 
 export const better = (metrics) => {
   const name = ["accuracy", "f1", "auc", "rmse", "mae", "loss"].find((one) => one in metrics) ?? Object.keys(metrics)[0];

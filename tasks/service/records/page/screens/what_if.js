@@ -58,7 +58,7 @@ export async function show(root, { fields }, signal) {
   field("Minimize", h("select", { name: "minimize" }, option("energy", "energy"), option("time", "time"), option("cost", "cost"))),
   field("Deadline", text("deadline", "none"), "such as 30m or 2h"),
   field("Budget", text("budget", "none", "[0-9]+([.][0-9]+)?"), "in the pool's currency"),
-  field("Confidence", text("confidence", "0.9", "0?[.][0-9]+"), "probability that the limits hold"),
+  field("Limits hold with", text("confidence", "0.9", "0?[.][0-9]+"), "this probability; the plan says: at most (90 %)"),
   field("Epochs", text("epochs", "as in the run", "[0-9]+")),
   field("Global batch size", text("global_batch_size", "as in the run", "[0-9]+|auto"), "samples, or auto"),
   field("Layout", h("select", { name: "layout" }, option("", "as in the run"), served.layouts.map((name) => option(name, name)))),
