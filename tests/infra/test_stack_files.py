@@ -29,6 +29,7 @@ KUBERNETES = ("1.32", "1.37")
 KUBEFLOW = Path(__file__).parent / "kubeflow_trainer_schema.json"
 COMPOSE = yaml.safe_load((STACK / "compose.yaml").read_text())
 KUSTOMIZATION = yaml.safe_load((STACK / "kustomization.yaml").read_text())
+COMPOSE_INIT = {name: one.get("init") for name, one in COMPOSE["services"].items()}
 SETTINGS = dict(
     line.split("=", 1)
     for line in (STACK / "settings.env").read_text().splitlines()
@@ -196,6 +197,22 @@ def test_every_pod_runs_without_root_rights_and_without_a_token_of_the_cluster()
                 "capabilities": {"drop": ["ALL"]},
             }
             assert container["resources"]["limits"]["memory"]
+
+
+def test_parts_that_hang_are_started_again_and_orphaned_processes_are_reaped() -> None:
+    for document in filter(_pod, DOCUMENTS):
+        name, pod = document["metadata"]["name"], _pod(document)
+        (container,) = pod["containers"]
+        assert ("livenessProbe" in container) == (name != "airflow-worker")
+        ports = [one["containerPort"] for one in container.get("ports", ())]
+        if name == "airflow-scheduler":
+            assert SETTINGS["AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK"] == "True"
+            ports = [8974]
+        for kind in ("readinessProbe", "startupProbe", "livenessProbe"):
+            asked = container.get(kind, {}).get("httpGet")
+            assert asked is None or asked["port"] in ports
+        own = container["image"].startswith("trainwright")
+        assert own == pod.get("shareProcessNamespace", False) == bool(COMPOSE_INIT.get(name))
 
 
 def test_services_select_a_workload_and_settings_name_services() -> None:

@@ -51,6 +51,8 @@ def _pod(name: str, asked: HostRequest, cluster: Kubernetes, words: Sequence[str
         "terminationGracePeriodSeconds": math.ceil(cluster.grace),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # then the first process is one that reaps what ranks leave behind
+        "shareProcessNamespace": True,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import yaml
 
 from trainwright.tasks.train.hosts.kubernetes.manifests import SECRET_FOLDER
 
 ApiObject = dict[str, Any]
+_LAUNCHER = Path(__file__).parents[4] / "infra" / "stack" / "examples" / "launcher.yaml"
+_ALLOWED = {
+    kind: rule["verbs"]
+    for document in yaml.safe_load_all(_LAUNCHER.read_text())
+    for rule in document.get("rules", ())
+    for kind in rule["resources"]
+}
+"""What the role of a launcher in the stack's examples permits, which is all that the fake does."""
 _GRACE_S, _REPORTS_AFTER_S = 20.0, 0.5
 
 
@@ -50,6 +59,9 @@ class FakeCluster:
         path, _, query = path.partition("?")
         _, _, rest = path.partition("/namespaces/lab/")
         kind, _, name = rest.partition("/")
+        verb = {"POST": "create", "DELETE": "delete"}.get(method, "get" if name else "list")
+        if verb not in _ALLOWED.get(kind, ()):
+            return 403, {"message": f"{kind} is forbidden: cannot {verb}"}
         with self._changing:
             if (method, kind) in self.answers:
                 return self.answers[method, kind]
