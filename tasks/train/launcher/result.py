@@ -5,6 +5,7 @@ Loads no torch.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -241,5 +242,10 @@ def _by_class(found: dict[str, Any], names: list[str] | None) -> ClassMetrics | 
 
 
 def _versions(backend: str) -> dict[str, str]:
+    """Versions of what trains; a trainwright that runs from its tree and isn't installed has none."""
     names = ["trainwright", "torch", *(["horovod"] if backend == "horovod" else [])]
-    return {name: importlib.metadata.version(name) for name in names}
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
