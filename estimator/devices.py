@@ -51,6 +51,11 @@ class DeviceType:
     other_sources: dict[str, str] = field(default_factory=dict)
 
     @property
+    def is_gpu(self) -> bool:
+        """Whether it has memory of its own."""
+        return self.memory_bytes is not None
+
+    @property
     def sources(self) -> dict[str, str]:
         """The source of each figure by its name; a peak's name is like `peak_flops.fp32`."""
         names = [f"peak_flops.{dtype}" for dtype in self.peak_flops]

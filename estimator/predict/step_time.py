@@ -40,6 +40,7 @@ from trainwright.estimator.memory.step_memory import (
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.predict.energy import PowerDraw, datasheet_power, power_of, step_energy
+from trainwright.estimator.predict.gpu_step import step_on_gpu
 from trainwright.estimator.predict.layer_times import emulated_costs, layer_costs
 from trainwright.estimator.predict.op_cost import Roofline
 from trainwright.estimator.predict.step_work import cost_family
@@ -86,6 +87,7 @@ def predict_curve(
     _delay_collection()
     calibration, notes = _for_versions(structure, calibration)
     device = DEVICE_TYPES[device_type]
+    run = step_on_gpu(structure) if device.is_gpu else structure
     mode: Mode = calibration.mode if calibration is not None else "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
     basis = None
@@ -95,7 +97,7 @@ def predict_curve(
         times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
     elif calibration is not None:
         slower = max(1.0, calibration.threads / cores) if cores is not None else 1.0
-        known, about = calibration.step(structure, sizes, at)
+        known, about = calibration.step(run, sizes, at)
         times = [slower * seconds for seconds in known]
         coverage, low, high, unknown = (
             about.coverage,
@@ -112,16 +114,16 @@ def predict_curve(
         )
     else:
         mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
-        times = [sum(_roofline(structure, device, size)) / cores_used(cores) for size in sizes]
+        times = [sum(_roofline(run, device, size)) / cores_used(cores) for size in sizes]
     layers: tuple[tuple[LayerCost, ...], Affine] = ((), Affine(fixed=0.0, per_sample=0.0))
     if structure.layer_work and (batch_size is None if by_layer is None else by_layer):
         few = sorted({sizes[0], at, sizes[-1]})
         by_operation = (
-            calibration.operation_times_s(structure, few)
+            calibration.operation_times_s(run, few)
             if calibration is not None
-            else [_roofline(structure, device, size) for size in few]
+            else [_roofline(run, device, size) for size in few]
         )
-        layers = layer_costs(structure, few, by_operation)
+        layers = layer_costs(run, few, by_operation)
         if device_type == EMULATED:
             layers = emulated_costs(layers[0], at), Affine(fixed=0.0, per_sample=0.0)
     power = _power(device_type, calibration, cores, power_w)
