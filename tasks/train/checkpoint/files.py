@@ -46,8 +46,10 @@ class CheckpointState:
     best: bool = False
     """whether this checkpoint's metrics were the best so far"""
     best_score: float | None = None
+    best_loss: float | None = None
+    """validation's loss in the best one: of equal scores, the lower loss is the best"""
     since_best: int = 0
-    """the number of validations since the best one"""
+    """the number of validations since the score last improved"""
     ended: bool = False
     """whether the training ends here, before its last epoch (`early_stopping`)"""
     events: list[dict[str, Any]] = field(default_factory=list)

@@ -242,7 +242,7 @@ def _by_class(found: dict[str, Any], names: list[str] | None) -> ClassMetrics | 
 
 
 def _versions(backend: str) -> dict[str, str]:
-    """Versions of what trains; a trainwright that runs from its tree and isn't installed has none."""
+    """Versions of what trains; a trainwright that is not installed has none."""
     names = ["trainwright", "torch", *(["horovod"] if backend == "horovod" else [])]
     found = {}
     for name in names:

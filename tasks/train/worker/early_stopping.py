@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from trainwright.tasks.runs.artefacts.training_result import EarlyStop
 from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.spec.train_spec import TrainSpec
+from trainwright.tasks.train.checkpoint.files import CheckpointState
 
 
 def deciding_metric(spec: TrainSpec, found: Mapping[str, float]) -> str:
@@ -25,6 +26,17 @@ def deciding_metric(spec: TrainSpec, found: Mapping[str, float]) -> str:
 def score_of(metric: str, found: Mapping[str, float]) -> float:
     """The metric's value with the sign that makes a greater score better."""
     return found[metric] if better_is(metric) == "greater" else -found[metric]
+
+
+def better_tie(score: float, found: Mapping[str, float], state: CheckpointState) -> bool:
+    """Whether validation equals the best so far by the deciding metric, and has a lower loss."""
+    loss, best_loss = found.get("loss"), state.best_loss
+    return (
+        score == state.best_score
+        and loss is not None
+        and best_loss is not None
+        and loss < best_loss
+    )
 
 
 def early_stop(

@@ -24,7 +24,12 @@ from trainwright.tasks.train.record.journal import StepJournal
 from trainwright.tasks.train.record.tensorboard import Events
 from trainwright.tasks.train.record.timings import RankFigures
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.worker.early_stopping import deciding_metric, early_stop, score_of
+from trainwright.tasks.train.worker.early_stopping import (
+    better_tie,
+    deciding_metric,
+    early_stop,
+    score_of,
+)
 from trainwright.tasks.train.worker.state_sync import agree, return_to_checkpoint, take_all
 from trainwright.tasks.train.worker_group import WorkerGroup
 
@@ -327,16 +332,18 @@ class Training:
         validated = rank.validate()
         found = validated.metrics
         score = score_of(deciding_metric(rank.spec, found), found)
-        best = state.best_score is None or score > state.best_score
-        since_best = 0 if best else state.since_best + 1
-        ends = stopping is not None and since_best >= stopping.patience
-        best, ends = self._as_first_rank(best, ends)
+        improved = state.best_score is None or score > state.best_score
+        ends = stopping is not None and not improved and state.since_best + 1 >= stopping.patience
+        improved, ends, best = self._as_first_rank(
+            improved, ends, improved or better_tie(score, found, state)
+        )
         train_loss = state.epoch_loss_sum / state.epoch_samples
         state.epoch_loss_sum, state.epoch_samples = 0.0, 0
         state.metrics, state.by_class = {**found, "train_loss": train_loss}, validated.by_class
-        state.best, state.since_best = best, 0 if best else state.since_best + 1
+        state.best, state.since_best = best, 0 if improved else state.since_best + 1
         if best:
             state.best_score = score if math.isfinite(score) else None
+            state.best_loss = found.get("loss")
         state.ended = ends and state.samples < self.total_samples
         row = {"epoch": state.epoch, "train_loss": train_loss, **found, "duration_s": duration_s}
         recent = [one for one in state.epochs if one["step"] >= self.saver.stored]

@@ -129,6 +129,24 @@ def test_without_improvement_in_the_last_epoch_the_training_is_simply_done(tmp_p
     assert result.model_step == 8
 
 
+def test_of_equally_good_epochs_that_with_the_lowest_loss_is_stored(tmp_path: Path) -> None:
+    constant = """
+        with torch.no_grad():
+            self.validations += 1
+            height = (3.0, 2.0, 0.5, 1.0)[int(self.validations) - 1]
+            return height * torch.nn.functional.one_hot(outputs.argmax(1) * 0, 10).float()
+"""
+    start, end = WORSENS.index("        # from the third"), WORSENS.index("\n\ndef build_model")
+    asked = worsening(tmp_path, epochs=4, early_stopping={"patience": 9})
+    source = WORSENS[:start] + constant.strip("\n") + WORSENS[end:]
+    (tmp_path / "source" / "net.py").write_text(source)
+    result = train(asked)
+    epochs = rows(asked, "epochs")
+    assert len({row["accuracy"] for row in epochs}) == 1
+    assert result.model_step == 12
+    assert result.metrics["loss"] == epochs[2]["loss"] == min(row["loss"] for row in epochs)
+
+
 def test_without_the_best_checkpoint_the_last_one_is_the_model(tmp_path: Path) -> None:
     asked = worsening(tmp_path, checkpoint={"every_steps": 5, "keep_best": False})
     result = train(asked)
