@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
-from airflow.sdk.exceptions import AirflowFailException
 
+from trainwright.operators.failures import airflow_errors
 from trainwright.operators.hooks import CONNECTION_FIELDS, connection_ids, settings_of
 from trainwright.operators.links import LINKS
-from trainwright.tasks.errors import (
-    BadInput,
-    BusyMachine,
-    Interrupted,
-    NotInstalled,
-    RunHeld,
-    ServiceUnreachable,
-    TrainwrightError,
-)
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import parse_text
 
 if TYPE_CHECKING:
     from trainwright.tasks.chain import StepSpec
     from trainwright.tasks.context import RunContext
     from trainwright.tasks.settings import Settings
-
-
-_log = logging.getLogger("airflow.task")
-_RETRIED = (ServiceUnreachable, RunHeld, BusyMachine, Interrupted)
 
 
 class StepOperator(BaseOperator):
@@ -225,21 +211,6 @@ def operator_of(step: StepSpec) -> type[StepOperator]:
     module, _, name = step.operator.partition(":")
     found: type[StepOperator] = getattr(importlib.import_module(module), name)
     return found
-
-
-@contextlib.contextmanager
-def airflow_errors() -> Iterator[None]:
-    """Turns errors that a retry cannot fix into AirflowFailException; raises others unchanged.
-
-    The task's log gets the error's line before Airflow's own lines, and no traceback of ours.
-    """
-    try:
-        yield
-    except TrainwrightError as error:
-        if isinstance(error, _RETRIED) and not isinstance(error, NotInstalled):
-            raise
-        _log.error("%s: %s", error.kind, error)
-        raise AirflowFailException(f"{error.kind}: {error}") from None
 
 
 def _mapping(job: dict[str, Any] | str | None) -> dict[str, Any] | str:

@@ -9,7 +9,8 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from trainwright.estimator.machine import MOST_DRIFT
-from trainwright.operators.base import airflow_errors, given
+from trainwright.operators.base import given
+from trainwright.operators.failures import airflow_errors
 from trainwright.operators.hooks import configured
 
 

@@ -31,7 +31,8 @@ from airflow.sdk.bases.decorator import (
 )
 from airflow.sdk.definitions.context import context_merge
 
-from trainwright.operators.base import airflow_errors, operator_of
+from trainwright.operators.base import operator_of
+from trainwright.operators.failures import airflow_errors
 from trainwright.tasks.chain import StepSpec, steps
 from trainwright.tasks.errors import BadInput
 

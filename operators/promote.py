@@ -9,7 +9,8 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Context
 
 from trainwright.operators.assets import alias_asset, announce
-from trainwright.operators.base import StepOperator, airflow_errors, given
+from trainwright.operators.base import StepOperator, given
+from trainwright.operators.failures import airflow_errors
 from trainwright.operators.hooks import connection_ids, settings_of
 
 

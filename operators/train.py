@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context, ResumableJobMixin
 
-from trainwright.operators.base import StepOperator, airflow_errors
+from trainwright.operators.base import StepOperator
+from trainwright.operators.failures import airflow_errors
 
 if TYPE_CHECKING:
     from trainwright.tasks.context import RunContext

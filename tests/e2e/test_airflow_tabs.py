@@ -307,6 +307,9 @@ def test_the_tab_of_a_dag_run_that_opened_no_run_shows_the_error_line(
 ) -> None:
     failed = airflow.start("tabs", job=JOB | {"train": {"epochs": -1}})
     assert airflow.ended(failed) == "failed"
+    log = airflow.log(failed, "validate")
+    assert "bad_input: job: train.epochs: got -1" in log
+    assert "error_detail" not in log  # Airflow's word for a traceback
     run_id = failed.rpartition("/")[2]
     with logged_in(chromium, airflow, "viewer") as tab:
         tab.page.goto(

@@ -9,6 +9,7 @@ from typing import Any
 
 import doors
 import pytest
+import structlog
 from airflow.sdk.exceptions import AirflowFailException
 from finished_run import finished_training, sealed_run
 
@@ -20,7 +21,8 @@ from trainwright.operators import (
     ExtractOperator,
     TrainOperator,
 )
-from trainwright.tasks.errors import BadInput
+from trainwright.operators.base import StepOperator
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.run_status import Status
@@ -108,18 +110,45 @@ def test_a_successful_run_can_be_analysed_again_while_its_job_trains(
     assert [(one.resource, one.holder) for one in ledger.held()] == [(run.hold, "who trains now")]
 
 
-def test_an_error_that_no_retry_can_fix_is_one_line_of_the_tasks_log_without_our_traceback(
-    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def _logged(operator: StepOperator) -> dict[str, Any]:
+    """The record of a task's failure, as Airflow writes it."""
+    with structlog.testing.capture_logs() as records:
+        try:
+            operator.execute(context("day"))
+        except Exception:  # noqa: BLE001 - as Airflow does
+            structlog.get_logger("task").exception("Task failed with exception")
+    *_, record = records  # before it, Airflow may say how it was called
+    return dict(record)
+
+
+def test_an_expected_failure_is_one_line_of_the_tasks_log_without_a_traceback(
+    home: Path, tmp_path: Path
 ) -> None:
     job = {**_job(tmp_path), "train": {"epochs": "many"}}
-    with (
-        caplog.at_level("ERROR", "airflow.task"),
-        pytest.raises(AirflowFailException, match="epochs") as failed,
-    ):
-        ExtractOperator(task_id="extract", job=job).execute(context("day"))
-    assert failed.value.__suppress_context__
+    record = _logged(ExtractOperator(task_id="extract", job=job))
     line = "bad_input: job: train.epochs: got 'many'; allowed: a whole number"
-    assert [one.getMessage()[: len(line)] for one in caplog.records] == [line]
+    assert record.pop("event")[: len(line)] == line
+    assert record == {"log_level": "error"}
+
+
+def test_a_failure_that_airflow_retries_is_one_line_too(home: Path) -> None:
+    class Away(ExtractOperator):
+        def work(self, context: Any) -> dict[str, Any]:
+            raise ServiceUnreachable("the store does not answer; start it with `trainwright up`")
+
+    record = _logged(Away(task_id="away", job={}))
+    line = "service_unreachable: the store does not answer; start it with `trainwright up`"
+    assert record == {"log_level": "error", "event": line}
+
+
+def test_an_unexpected_error_keeps_its_traceback(home: Path) -> None:
+    class Broken(ExtractOperator):
+        def work(self, context: Any) -> dict[str, Any]:
+            raise ZeroDivisionError
+
+    record = _logged(Broken(task_id="broken", job={}))
+    assert record["exc_info"] is True
+    assert record["event"] == "Task failed with exception"
 
 
 def test_an_export_without_its_packages_fails_without_a_retry(

@@ -1,0 +1,65 @@
+"""Turns errors of tasks into Airflow's, and keeps their tracebacks out of a task's log.
+
+An expected failure is one line of the log: the field, what was given, and what is allowed or how to
+go on. Airflow logs the traceback of every exception that ends a task; `one_line` takes it out of
+that record. Other exceptions keep theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from trainwright.tasks.errors import (
+    BusyMachine,
+    Interrupted,
+    NotInstalled,
+    RunHeld,
+    ServiceUnreachable,
+    TrainwrightError,
+)
+
+_RETRIED = (ServiceUnreachable, RunHeld, BusyMachine, Interrupted)
+
+
+class ExpectedFailure(AirflowFailException):
+    """An error that a retry cannot fix, in one line: `kind: what is wrong; what is allowed`."""
+
+
+@contextlib.contextmanager
+def airflow_errors() -> Iterator[None]:
+    """Turns errors that a retry cannot fix into ExpectedFailure; raises others unchanged."""
+    try:
+        yield
+    except TrainwrightError as error:
+        _log_in_one_line()
+        if isinstance(error, _RETRIED) and not isinstance(error, NotInstalled):
+            raise
+        raise ExpectedFailure(f"{error.kind}: {error}") from None
+
+
+def one_line(_logger: Any, _level: str, record: MutableMapping[str, Any]) -> Any:
+    """A structlog processor: the record of an expected failure has its line, and no traceback."""
+    error = sys.exc_info()[1]
+    if record.get("exc_info") and isinstance(error, ExpectedFailure | TrainwrightError):
+        del record["exc_info"]
+        kind = f"{error.kind}: " if isinstance(error, TrainwrightError) else ""
+        record["event"] = f"{kind}{error}"
+    return record
+
+
+def _log_in_one_line() -> None:
+    """Let the loggers of this process, that of the task, apply `one_line` first.
+
+    Airflow's loggers keep the list of processors that they were made with, so it is changed in
+    place. A list that isn't one, in a configuration of the user's, is left alone.
+    """
+    import structlog
+
+    processors = structlog.get_config()["processors"]
+    if isinstance(processors, list) and one_line not in processors:
+        processors.insert(0, one_line)
