@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.near_names import meant_file
 
 MOST_BYTES = 64 * 2**20
 """For a structure, a plan, a calibration or a suite of expectations."""
@@ -33,7 +34,7 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
             # Also bounds a file that reports a smaller size than it has, or grows meanwhile.
             content = file.read(most_bytes + 1) if state.st_size <= most_bytes else b""
     except FileNotFoundError:
-        raise BadInput(f"{named}: no such file") from None
+        raise BadInput(f"{named}: no such file{meant_file(path)}") from None
     except IsADirectoryError:
         raise BadInput(f"{named}: is a folder; allowed: a regular file") from None
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError

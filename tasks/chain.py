@@ -33,6 +33,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from trainwright.estimator.near_names import meant
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
@@ -204,7 +205,8 @@ def step(name: str) -> StepSpec:
     for one in steps():
         if one.name == name:
             return one
-    raise BadInput(f"step: got {name!r}; allowed: {', '.join(one.name for one in steps())}")
+    names = [one.name for one in steps()]
+    raise BadInput(f"step: got {name!r}; allowed: {', '.join(names)}{meant(name, names)}")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trainwright.estimator.near_names import meant
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits, Stop
@@ -92,7 +93,8 @@ def extract_model(
     chosen = model if isinstance(model, ModelSpec) else validated(ModelSpec, model, "model")
     check_batch_size(batch_size)
     if precision not in PRECISIONS:
-        raise BadInput(f"precision: got {precision!r}; allowed: {', '.join(PRECISIONS)}")
+        near = meant(precision, PRECISIONS)
+        raise BadInput(f"precision: got {precision!r}; allowed: {', '.join(PRECISIONS)}{near}")
     if accumulation < 1:
         raise BadInput(f"accumulation: got {accumulation}; allowed: 1 or more")
     source = ModelSource.given(chosen)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.named_file import kind_of_file
+from trainwright.estimator.near_names import meant_file
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,7 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
             kind = kind_of_file(path.stat().st_mode)
             raise BadInput(f"model.source: got {source}, which is {kind}; allowed: a regular file")
         if not path.is_file():
-            raise BadInput(f"model.source: got {source}; there is no such file")
+            raise BadInput(f"model.source: got {source}; there is no such file{meant_file(source)}")
         return path.name, _modules(path.parent)
     top = source.split(".")[0]
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.near_names import meant
 from trainwright.tasks.cli.options import Debug, Json, Store, print_json, require_there
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def runs(
         validated(JobName, {"name": job}, "runs")
     for one in state or ():
         if one not in STATES:
-            raise BadInput(f"--state: got {one!r}; allowed: {', '.join(STATES)}")
+            raise BadInput(
+                f"--state: got {one!r}; allowed: {', '.join(STATES)}{meant(one, STATES)}"
+            )
     if watch and as_json:
         raise BadInput("--watch: got --json too; allowed: one of them")
     age_s = None if since is None else _age_s(since)

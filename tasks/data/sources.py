@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from trainwright.estimator.named_file import kind_of_file
+from trainwright.estimator.near_names import meant, meant_file
 from trainwright.tasks import progress, units
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
@@ -46,9 +47,10 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     if uri.startswith("builtin:"):
         if spec.reader == "model":
             raise BadInput(f"data.uri: got {uri}; allowed with data.reader: model: files")
-        if uri.removeprefix("builtin:") not in BUILTIN:
+        builtin = [f"builtin:{name}" for name in BUILTIN]
+        if uri not in builtin:
             raise BadInput(
-                f"data.uri: got {uri}; allowed: {', '.join(f'builtin:{name}' for name in BUILTIN)}"
+                f"data.uri: got {uri}; allowed: {', '.join(builtin)}{meant(uri, builtin)}"
             )
         return spec
     path = local_path(uri, settings, "data.uri", "builtin:NAME, ")
@@ -83,7 +85,7 @@ def local_path(uri: str, settings: Settings, field: str, also: str = "") -> Path
     else:
         path = Path(uri)
     if not path.exists():
-        raise BadInput(f"{field}: got {uri}; there is no such file")
+        raise BadInput(f"{field}: got {uri}; there is no such file{meant_file(uri)}")
     if not path.is_dir() and not path.is_file():
         kind = kind_of_file(path.stat().st_mode)
         raise BadInput(f"{field}: got {uri}, which is {kind}; allowed: a regular file")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from trainwright.estimator.near_names import meant
 from trainwright.tasks import progress
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.modalities.date_columns import (
@@ -370,4 +371,5 @@ def _image_rows(images: ImageFiles, spec: DataSpec) -> ImageRows | Array:
 def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> NoReturn:
     raise BadInput(
         f"{field}: got {name!r}; allowed: a column of {spec.uri}: {listed(names) or 'it has none'}"
+        f"{meant(name, names)}"
     )

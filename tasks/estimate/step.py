@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.near_names import meant
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.correction import learn
 from trainwright.estimator.predict.step_time import estimate_step as step_document
@@ -107,6 +108,7 @@ def device_type_of(device_type: str | None, calibration: Calibration | None) -> 
     if chosen not in DEVICE_TYPES:
         raise BadInput(
             f"device type: got {chosen[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+            f"{meant(chosen, DEVICE_TYPES)}"
         )
     if calibration is not None and calibration.device_type != chosen:
         raise BadInput(

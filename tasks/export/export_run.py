@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trainwright.estimator.near_names import meant
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, NotInstalled, RunHeld, TrainwrightError
 from trainwright.tasks.export.export_page import page, picture
@@ -68,7 +69,7 @@ def checked_kind(name: str) -> ExportKind:
                 "`pip install 'trainwright[export]'` installs them"
             )
         return kind
-    raise BadInput(f"--to: got {name!r}; allowed: {', '.join(_NEEDS)}")
+    raise BadInput(f"--to: got {name!r}; allowed: {', '.join(_NEEDS)}{meant(name, _NEEDS)}")
 
 
 def export_run(

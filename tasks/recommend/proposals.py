@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainwright.estimator.near_names import meant
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.recommend.source_code import FILE, Header
 from trainwright.tasks.recommend.templates import templates
@@ -69,7 +70,7 @@ def proposals(schema: DataSchema, chosen: Sequence[str] = ()) -> list[Proposal]:
         }:
             raise BadInput(
                 f"recommend.templates: got {name!r}; allowed: {', '.join(known)}, "
-                "also with a size, as in linear-small"
+                f"also with a size, as in linear-small{meant(name, known)}"
             )
     fitting = [one for one in known.values() if schema.task in one.tasks]
     if not fitting:

@@ -10,12 +10,12 @@ import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from trainwright.estimator.near_names import meant
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
@@ -339,8 +339,8 @@ def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
     if given in runs:
         return runs[given]
     of_job = [name for name, run in runs.items() if run.job_name == given]
-    meant = [max(of_job)] if of_job else get_close_matches(given[:80], runs, 1)
+    near = f"; did you mean {max(of_job)}?" if of_job else meant(given, runs)
     raise BadInput(
-        f"run: got {given[:80]!r}; allowed: a run's URI, or an id that `trainwright runs` lists"
-        + "".join(f"; did you mean {one}?" for one in meant)
+        f"run: got {given[:80]!r}; allowed: a run's URI, or an id that `trainwright runs` "
+        f"lists{near}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainwright.estimator.near_names import meant
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
@@ -44,7 +45,9 @@ class ServedFiles:
             return load_pool(self.file(name, "pool"))
         known = {path.stem: path for path in sorted(self._pools.glob("*.yaml"))}
         if name not in known:
-            raise NotServed(f"pool: got {name[:200]}; allowed: {', '.join(known)}")
+            raise NotServed(
+                f"pool: got {name[:200]}; allowed: {', '.join(known)}{meant(name, known)}"
+            )
         return load_pool(known[name])
 
     def names(self) -> tuple[list[str], list[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -28,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trainwright.estimator.named_file import read_named
+from trainwright.estimator.near_names import meant
 from trainwright.tasks.errors import BadInput
 
 MAX_BYTES = 1_000_000
@@ -279,9 +279,8 @@ def problems_line(problems: Sequence[Any]) -> str:
     field = _field(first)
     if first["type"] == "extra_forbidden":
         allowed = first.get("ctx", {}).get("fields")
-        given, names = str(first["loc"][-1])[:_GIVEN], (allowed or "").split(", ")
-        meant = "".join(f"; did you mean {one}?" for one in get_close_matches(given, names, 1))
-        line = f"{field}: unknown field{f'; allowed: {allowed}{meant}' if allowed else ''}"
+        near = meant(first["loc"][-1], (allowed or "").split(", "))
+        line = f"{field}: unknown field{f'; allowed: {allowed}{near}' if allowed else ''}"
     elif first["type"] == "missing":
         line = f"{field}: required field is missing"
     elif first["type"] == "contradiction":
@@ -291,7 +290,14 @@ def problems_line(problems: Sequence[Any]) -> str:
         # A union reports one problem for each of its kinds.
         kinds = list(dict.fromkeys(_allowed(one) for one in problems if _field(one) == field))
         allowed = " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
-        line = f"{field}: {f'got {given}; ' if given else ''}allowed: {allowed}"
+        words = [
+            word
+            for one in problems
+            if _field(one) == field and one["type"] == "literal_error"
+            for word in re.findall(r"'([^']+)'", one["ctx"]["expected"])
+        ]
+        near = meant(first.get("input"), words)
+        line = f"{field}: {f'got {given}; ' if given else ''}allowed: {allowed}{near}"
     # A mapping that is wrong within is also none of the other kinds of its union.
     others = list(
         dict.fromkeys(

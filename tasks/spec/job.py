@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from trainwright.estimator.near_names import meant
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.cron import Cron
 from trainwright.tasks.spec.data_spec import DataSpec, Task
@@ -269,7 +270,7 @@ def require_templates(job: Job, name: str) -> None:
         if one not in known:
             raise BadInput(
                 f"{name}: recommend.templates: got {one!r}; allowed: {', '.join(TEMPLATES)}, also "
-                "in one size, as in linear-small"
+                f"in one size, as in linear-small{meant(one, known)}"
             )
 
 

@@ -299,7 +299,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.csv",
             PEOPLE,
             {"target": "lable"},
-            r"data\.target: got 'lable'; allowed: .*: age, colour, member, label$",
+            r"data\.target: got 'lable'; allowed: .*, label; did you mean label\?$",
         ),
         ("a.csv", "", {}, "it has none"),
         ("a.csv", "a,label\n1,2,3\n", {}, "can't be read: CSV parse error"),
