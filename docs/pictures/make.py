@@ -7,6 +7,7 @@ terminal, and takes pictures of what trainwright and Airflow show. Stops the sta
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -36,7 +37,7 @@ WIDTH = 1200
 TRAINWRIGHT = str(Path(sys.executable).parent / "trainwright")
 # The plan that is drawn: the job for longer, for which one device is enough, with prices.
 PRICES = {"currency": "EUR", "prices": {"cpu": "0.04/h", "energy": "0.25/kWh"}}
-PLANNED = ("train.epochs=1000", "devices.min_count=1", "objective.deadline=1h")
+PLANNED = ("train.epochs=1000", "devices.min_count=1")
 
 
 def main() -> None:
@@ -98,7 +99,12 @@ def write_plan(path: Path) -> None:
     priced = path.with_name("pool.yaml")
     priced.write_text(json.dumps(pool | PRICES))
     changes = [word for one in PLANNED for word in ("--set", one)]
-    command("plan", JOB, "--pool", str(priced), *changes, "--plot", str(path))
+    asked = ("plan", JOB, "--pool", str(priced), *changes)
+    free = [TRAINWRIGHT, *asked, "--set", "objective.deadline=30d", "--json"]
+    found = subprocess.run(free, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    # A deadline that the plan meets on this machine, whatever its speed.
+    minutes = 10 * math.ceil(json.loads(found.stdout)["predicted"]["duration_s"]["high"] / 400)
+    command(*asked, "--set", f"objective.deadline={minutes}m", "--plot", str(path))
 
 
 @contextmanager

@@ -1,0 +1,148 @@
+"""Charts of the report (bokeh): predictions, learning, devices, earlier runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
+_INK, _SOFT = "#1d2733", "#5b6875"
+_MOST_POINTS = 2000
+_LEFT, _LEFT_OF_NAMES, _RIGHT = 72, 200, 4
+"""Pixels left of a plot for numbers, left of one for names of quantities, and right of a plot."""
+
+
+def _figure(title: str, left: int = _LEFT, **options: Any) -> Any:
+    from bokeh.plotting import figure
+
+    tools = "pan,wheel_zoom,reset,hover"
+    return framed(figure(title=title, height=300, tools=tools, **options), left)
+
+
+def _with_legend(shown: Any, place: str) -> Any:
+    """The plot with its legend inside, where the curves leave room."""
+    shown.legend.location = place
+    shown.legend.background_fill_alpha = 0.7
+    shown.legend.border_line_alpha = 0.3
+    return shown
+
+
+def framed(shown: Any, left: int = _LEFT) -> Any:
+    """The plot in the page's width; its tools appear while the pointer is over it.
+
+    `left`: pixels for the labels of its y axis. All plots end where tables do.
+    """
+    shown.width, shown.sizing_mode = 1040, "scale_width"
+    shown.toolbar.logo = None
+    shown.toolbar.autohide, shown.toolbar_inner = True, True
+    shown.min_border_left, shown.min_border_right = left, _RIGHT
+    shown.grid.grid_line_alpha = 0.4
+    shown.outline_line_color = None
+    shown.title.text_font_size, shown.title.text_color = "14px", _INK
+    for axis in shown.axis:
+        axis.axis_label_text_font_style = "normal"
+        axis.axis_label_text_font_size = axis.major_label_text_font_size = "13px"
+        axis.axis_label_text_color = axis.major_label_text_color = _SOFT
+        axis.minor_tick_line_color = None
+        axis.axis_line_color = axis.major_tick_line_color = _SOFT
+    return shown
+
+
+def losses(epochs: list[dict[str, float | None]]) -> Any:
+    """Losses by epoch, on a logarithmic scale if they are positive."""
+    names = [name for name in ("train_loss", "loss") if any(row.get(name) for row in epochs)]
+    values = [value for row in epochs for name in names if (value := row.get(name)) is not None]
+    scale = "log" if values and min(values) > 0 else "linear"
+    shown = _by_epoch("Loss by epoch", "loss", y_axis_type=scale)
+    for name, colour in zip(names, (_COLOURS[5], _COLOURS[0]), strict=False):
+        words = "training" if name == "train_loss" else "validation"
+        _curve(shown, epochs, name, colour, words)
+    return _with_legend(shown, "top_right") if names else shown
+
+
+def validation_metrics(epochs: list[dict[str, float | None]]) -> Any:
+    """The metrics that are shares, by epoch: accuracy, F1, AUC. None without any."""
+    names = [name for name in ("accuracy", "f1", "auc") if any(row.get(name) for row in epochs)]
+    if not names:
+        return None
+    shown = _by_epoch("Validation by epoch", "share")
+    for name, colour in zip(names, (_COLOURS[2], _COLOURS[0], _COLOURS[4]), strict=False):
+        _curve(shown, epochs, name, colour, name if name == "accuracy" else name.upper())
+    return _with_legend(shown, "bottom_right")
+
+
+def _by_epoch(title: str, what: str, **options: Any) -> Any:
+    from bokeh.models import BasicTicker
+
+    shown = _figure(title, x_axis_label="epoch", y_axis_label=what, **options)
+    shown.xaxis.ticker = BasicTicker(min_interval=1)
+    return shown
+
+
+def _curve(
+    shown: Any, epochs: list[dict[str, float | None]], name: str, colour: str, words: str
+) -> None:
+    x = [None if (epoch := row["epoch"]) is None else epoch + 1 for row in epochs]
+    values = [row.get(name) for row in epochs]
+    shown.line(x, values, color=colour, width=2, legend_label=words)
+
+
+def ratios(rows: list[dict[str, Any]]) -> Any:
+    """Each prediction, with its interval, as a multiple of the measured value; 1 is exact."""
+    from bokeh.models import Span
+
+    known = [row for row in rows[::-1] if row["measured"]]
+    names = [row["quantity"] for row in known]
+    shown = _figure(
+        "Predicted, as a multiple of measured",
+        left=_LEFT_OF_NAMES,
+        y_range=names,
+        x_axis_label="predicted / measured",
+    )
+    shown.height = 90 + 26 * len(names)
+    # Memory has only an upper bound.
+    lows = [(row["low"] or row["predicted"]) / row["measured"] for row in known]
+    shown.segment(
+        lows,
+        names,
+        [row["high"] / row["measured"] for row in known],
+        names,
+        color=_COLOURS[5],
+        line_width=3,
+    )
+    shown.scatter(
+        [row["predicted"] / row["measured"] for row in known], names, color=_COLOURS[0], size=8
+    )
+    shown.add_layout(Span(location=1, dimension="height", line_color=_COLOURS[2], line_width=1))
+    return shown
+
+
+def step_times(steps: pd.DataFrame) -> Any:
+    shown = _figure(
+        "Own work of each device in a step, without waiting",
+        x_axis_label="step",
+        y_axis_label="own work, ms",
+    )
+    highest = 0.0
+    for place, (device, rows) in enumerate(steps.groupby("device", sort=False)):
+        thin = rows.iloc[:: max(1, len(rows) // _MOST_POINTS)]
+        times = (thin["compute_s"] * 1e3).tolist()
+        highest = max(highest, float((rows["compute_s"] * 1e3).quantile(0.98)))
+        colour = _COLOURS[place % len(_COLOURS)]
+        shown.scatter(
+            thin["step"].tolist(), times, size=3, color=colour, alpha=0.6, legend_label=str(device)
+        )
+    shown.y_range.start, shown.y_range.end = 0, highest * 1.3
+    return _with_legend(shown, "top_right")
+
+
+def accuracies(rows: list[dict[str, Any]]) -> Any:
+    shown = _figure(
+        "Accuracy of this job's runs", x_axis_label="run, oldest first", y_axis_label="accuracy"
+    )
+    x = list(range(1, len(rows) + 1))
+    shown.line(x, [row["accuracy"] for row in rows], color=_COLOURS[0], width=1)
+    shown.scatter(x, [row["accuracy"] for row in rows], color=_COLOURS[0], size=7)
+    return shown
