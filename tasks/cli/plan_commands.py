@@ -26,6 +26,13 @@ def validate(
     job: JobFile,
     pool: PoolFile = None,
     changes: Set = None,
+    forget_suite: Annotated[
+        bool,
+        typer.Option(
+            "--forget-suite",
+            help="remove the suite kept from earlier data: the next run infers it again",
+        ),
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -39,7 +46,11 @@ def validate(
     from trainwright.tasks.validate.step import validate_job
 
     with console.working("checking the data with Great Expectations"):
-        found = validate_job(load_job(job, pool, changes or ()), Settings.from_environment())
+        found = validate_job(
+            load_job(job, pool, changes or ()),
+            Settings.from_environment(),
+            forget_kept_suite=forget_suite,
+        )
     result = found.model_copy(update={"profile": None})  # large, and for later runs only
     if as_json and result.success:
         print_model(result)

@@ -23,6 +23,7 @@ from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
 from trainwright.tasks.settings import VALIDATE_TIMEOUT_S
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.drift.compare_profiles import drift_line
+from trainwright.tasks.validate.label_columns import target_of
 from trainwright.tasks.validate.row_condition import is_plain_condition
 
 _PASSED_ON = (
@@ -38,6 +39,11 @@ _PASSED_ON = (
 )
 _KEYS = ("type", "kwargs", "meta", "severity")
 _NAMED = 5
+_COLUMNS = "expect_table_columns_to_match_set"
+_FORGET = (
+    "the suite is kept from the job's earlier data: if the data was meant to change, "
+    "`trainwright validate JOB --forget-suite`"
+)
 
 
 def validate(
@@ -157,10 +163,18 @@ def failure_line(validation: Validation) -> str:
     """One line with the failing expectations and counts, and the columns that drifted."""
     failed = [expectation for expectation in validation.expectations if not expectation.success]
     failed.sort(key=lambda one: one.expectation.startswith("expect_"))  # why it can't be used first
+    total = len(validation.expectations)
+    intro = f"the data fails {len(failed)} of {total} expectations"
+    columns = next((one for one in failed if one.expectation == _COLUMNS), None)
+    if (
+        columns is not None
+    ):  # what other expectations say of columns that are not there adds nothing
+        lacking = set(columns.expected.get("column_set", ())) - set(columns.observed or ())
+        failed = [columns, *(one for one in failed if one.column not in lacking and one != columns)]
     listed = "; ".join(_line(expectation) for expectation in failed[:_NAMED])
     more = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
-    total = len(validation.expectations)
-    parts = [f"the data fails {len(failed)} of {total} expectations: {listed}{more}"]
+    mend = f"; {_FORGET}" if failed and validation.suite_source == "kept" else ""
+    parts = [f"{intro}: {listed}{more}{mend}"]
     drift = validation.drift
     if drift is None or not drift.rejected:
         return parts[0]
@@ -171,7 +185,29 @@ def failure_line(validation: Validation) -> str:
     return "; ".join([*parts, drifted]) if failed else f"the data has drifted: {drifted}"
 
 
+def _columns_line(failed: Expectation) -> str:
+    """How a table's columns, or its target, differ from those of the data that the suite is of."""
+    had, has = failed.expected.get("column_set", ()), failed.observed or ()
+    targets = [
+        {target for name in names if (target := target_of(name)) is not None}
+        for names in (had, has)
+    ]
+    lost, new = (
+        [repr(name) for name in names if name not in others and target_of(name) is None]
+        for names, others in ((had, has), (has, had))
+    )
+    (was,), (now,) = (sorted(map(str, names)) or ("",) for names in targets)
+    parts = [
+        f"the target was {was!r} and is {now!r}" if was and now and was != now else "",
+        f"no column {', '.join(lost[:_NAMED])}{' …' * (len(lost) > _NAMED)}" if lost else "",
+        f"unknown column {', '.join(new[:_NAMED])}{' …' * (len(new) > _NAMED)}" if new else "",
+    ]
+    return ", ".join(part for part in parts if part) or "other columns"
+
+
 def _line(failed: Expectation) -> str:
+    if failed.expectation == _COLUMNS and isinstance(failed.observed, list):
+        return _columns_line(failed)
     name = failed.expectation + (f"({failed.column})" if failed.column is not None else "")
     if failed.unexpected_count:
         rows = "row" if failed.unexpected_count == 1 else "rows"

@@ -34,7 +34,7 @@ from trainwright.tasks.validate.column_summary import (
     ValueKind,
     in_order,
 )
-from trainwright.tasks.validate.sample_frame import rows_of_label, share_of_label
+from trainwright.tasks.validate.label_columns import rows_of_label, share_of_label
 
 ROW = "row number"
 MEMORY = "400MB"

@@ -38,7 +38,8 @@ from trainwright.tasks.validate.drift.random_halves import with_noise
 from trainwright.tasks.validate.drift.source_profile import source_profile
 from trainwright.tasks.validate.duckdb_table import DuckDBTable, can_hold, quoted
 from trainwright.tasks.validate.gx_run import plain, run_on_frame, run_on_table
-from trainwright.tasks.validate.sample_frame import make_frame, rows_of_label, share_of_label
+from trainwright.tasks.validate.label_columns import rows_of_label, share_of_label
+from trainwright.tasks.validate.sample_frame import make_frame
 from trainwright.tasks.validate.suite import Config, infer_suite
 from trainwright.tasks.validate.table_files import table_files
 from trainwright.tasks.validate.warnings.data_warnings import sample_warnings, table_warnings

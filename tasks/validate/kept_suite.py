@@ -89,6 +89,11 @@ def keep_suite(root: ObjectStore, job: Job, run: str, validation: Validation) ->
     root.create(_key(job), json.dumps(validation.suite, indent=1).encode())
 
 
+def forget_suite(root: ObjectStore, job: Job) -> None:
+    """Remove the suite in force, if there is one; its versions stay. The next run infers one."""
+    root.delete(_key(job))
+
+
 def suite_of_version(root: ObjectStore, job: str, version: str) -> KeptSuite | None:
     """A version of a job's inferred suites; None if there is none. Raises CorruptArtefact."""
     key = version_key(job, version)

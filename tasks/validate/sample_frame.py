@@ -18,18 +18,9 @@ import pandas as pd
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.stored_rows import as_input
 from trainwright.tasks.spec.data_spec import Task
+from trainwright.tasks.validate.label_columns import rows_of_label, share_of_label
 
 IMAGE_COLUMNS = ("height", "width", "channels")
-
-
-def rows_of_label(target: str) -> str:
-    """The name of the column with the number of rows that have the row's label."""
-    return f"rows with this {target}"
-
-
-def share_of_label(target: str) -> str:
-    """The name of the column with the share of rows that have the row's label."""
-    return f"share of this {target}"
 
 
 def make_frame(raw: Raw, target: str, task: Task) -> pd.DataFrame:

@@ -165,15 +165,20 @@ def summary(reference: Reference) -> str:
     )
 
 
-def validate_job(job: Job, settings: Settings) -> Validation:
-    """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
+def validate_job(job: Job, settings: Settings, *, forget_kept_suite: bool = False) -> Validation:
+    """Check a job's data without a run, by the suite of its earlier runs if the store has one.
+
+    With `forget_kept_suite` that suite is removed first.
+    """
     from trainwright.tasks.data.dataset import say_changes
     from trainwright.tasks.data.model_reader import schema_of_model
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
-    from trainwright.tasks.validate.kept_suite import kept_suite, with_version
+    from trainwright.tasks.validate.kept_suite import forget_suite, kept_suite, with_version
 
+    if forget_kept_suite:
+        forget_suite(open_store(settings.store, settings), job)
     data = localized(job.data, settings)
     if data.reader == "model":
         if job.model is None:
@@ -204,13 +209,17 @@ def validate_job(job: Job, settings: Settings) -> Validation:
 def validate_data(data: dict[str, Any], settings: Settings) -> Reference:
     """Check data described as in a job file. Returns a summary; raises DataRejected if it fails.
 
-    Drift is checked if the data names its reference.
+    Drift is checked if the data names its reference. No model is named, so missing values are kept
+    unless `missing` is `refuse`.
     """
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import failure_line, validate
     from trainwright.tasks.validate.drift.reference_profile import named_reference, with_drift
 
-    spec = localized(validated(DataSpec, data, "data"), settings)
+    given = validated(DataSpec, data, "data")
+    if given.missing == "auto":
+        given = given.model_copy(update={"missing": "keep"})
+    spec = localized(given, settings)
     compared = spec.reference is not None and spec.drift != "off"
     reference = named_reference(spec, settings.store, settings) if compared else None
     checked = validate(spec, timeout_s=settings.validate_timeout_s)

@@ -15,7 +15,8 @@ from typing import Any
 from trainwright.tasks.data.row_split import MIN_ROWS
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.column_summary import ColumnSummary, LabelSummary
-from trainwright.tasks.validate.sample_frame import IMAGE_COLUMNS, rows_of_label, share_of_label
+from trainwright.tasks.validate.label_columns import rows_of_label, share_of_label
+from trainwright.tasks.validate.sample_frame import IMAGE_COLUMNS
 
 _ROUNDING = 1e-9
 """Ranges are at least this share of their values wide, because sums of many values are inexact."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import doors
 import pytest
+from typer.testing import CliRunner
 
+from trainwright.tasks.cli.main import app
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.runs.artefacts.data_profile import DataProfile
 from trainwright.tasks.runs.artefacts.validation import Validation
@@ -16,6 +18,7 @@ from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import Job, load_job
 from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.validate.check import failure_line
 from trainwright.tasks.validate.kept_suite import (
     KeptSuite,
     keep_suite,
@@ -23,6 +26,7 @@ from trainwright.tasks.validate.kept_suite import (
     suite_version,
     with_version,
 )
+from trainwright.tasks.validate.step import validate_job
 
 JOB = Job(name="x", data=DataSpec(uri="data.csv"))
 FEW = [{"type": "expect_column_to_exist", "kwargs": {"column": "a"}}]
@@ -140,3 +144,30 @@ def test_runs_name_the_version_that_checked_them_and_the_profile_that_it_was_inf
         first.suite_profile,
     )
     assert second.profile != first.profile
+
+
+def test_other_columns_or_another_target_are_told_in_one_line_and_a_suite_can_be_forgotten(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
+    rows = [f"{n},{n % 3},{n % 2}" for n in range(40)]
+    (tmp_path / "data.csv").write_text("a,b,label\n" + "\n".join(rows) + "\n")
+    validated_run(tmp_path)
+
+    def line(**data: Any) -> str:
+        uri = str(tmp_path / "data.csv")
+        job = load_job({"name": "x", "data": {"uri": uri, **data}})
+        found = validate_job(job, doors.settings())
+        assert not found.success
+        return failure_line(found)
+
+    assert "the target was 'label' and is 'b'" in line(target="b")
+    (tmp_path / "data.csv").write_text("a,c,label\n" + "\n".join(rows) + "\n")
+    said = line()
+    assert "expectations: no column 'b', unknown column 'c'; the suite is kept" in said
+    assert "`trainwright validate JOB --forget-suite`" in said
+    job = {"name": "x", "data": {"uri": str(tmp_path / "data.csv")}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    done = CliRunner().invoke(app, ["validate", str(tmp_path / "job.json"), "--forget-suite"])
+    assert done.exit_code == 0, done.output
+    assert validated_run(tmp_path).read(Validation).suite_source == "inferred"
