@@ -82,7 +82,7 @@ def picture_terminal() -> None:
     """Train the job; the screen in the middle of the training."""
 
     def middle(screen: str) -> bool:
-        found = re.search(r"step (\d+)/(\d+) ", screen)
+        found = re.search(r"step +(\d+)/(\d+) ", screen)
         return found is not None and int(found[1]) > 0.6 * int(found[2])
 
     kept = terminal.screens(

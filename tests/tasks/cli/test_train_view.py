@@ -64,7 +64,7 @@ def test_every_rank_has_a_line_with_its_parts_of_the_step() -> None:
     view.take({"event": "ranks", "devices": ["lab/gpu-0", "lab/gpu-1", "lab/gpu-2"]})
     view.take(event(10, 100, [0, 2]))
     lines = shown(view)
-    assert lines[0].startswith("step 10/100  epoch 2/5  loss 0.2500  lr 1.00e-03")
+    assert lines[0].startswith("step  10/100  epoch 2/5  loss 0.2500  lr 1.00e-03")
     by_device = {
         line.split()[0]: line.split()[1:] for line in lines[3:]
     }  # below the bar and the names of columns
@@ -133,7 +133,7 @@ def test_a_file_gets_a_line_at_intervals_and_only_during_training() -> None:
     view = TrainView(lambda: now[0])
     assert view.due_line() is None
     view.take(event(1, 9, [0]))
-    assert view.due_line() == "step 1/9  epoch 2/5  loss 0.2500  lr 1.00e-03  1000 samples/s"
+    assert view.due_line() == "step 1/9  epoch 2/5  loss 0.2500  lr 1.00e-03   1000 samples/s"
     assert view.due_line() is None
     now[0] += LINE_EVERY_S
     assert view.due_line() is not None
@@ -186,6 +186,15 @@ def test_lost_ranks_and_a_failed_step_are_reported_and_repeated_messages_only_on
         "train      stopped",
         "train      failed",
     ]
+
+
+def test_figures_keep_their_places_in_the_line_while_a_training_goes_on() -> None:
+    view, ends = TrainView(), set()
+    for step, speed in ((1, 9.0), (10, 950.0), (100, 12345.0)):
+        view.take(event(step, 100, [0], loss=1 / step, samples_per_s=speed, epoch=0))
+        line = view.headline()
+        ends.add(tuple(line.index(word) for word in ("/100", "epoch", "loss", "lr", " samples")))
+    assert len(ends) == 1
 
 
 @pytest.mark.parametrize(

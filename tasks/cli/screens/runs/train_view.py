@@ -69,17 +69,19 @@ class TrainView:
         return left * (self._latest_at - began) / done if done > 0 else None
 
     def headline(self) -> str:
-        """The progress in one line."""
+        """The progress in one line. Each figure keeps its place while others change."""
         event = self._latest or {}
-        parts = [f"step {event['step']}/{event['steps']}"]
+        steps = str(event["steps"])
+        parts = [f"step {event['step']:>{len(steps)}}/{steps}"]
         if event.get("epochs"):
-            parts.append(f"epoch {event['epoch'] + 1}/{event['epochs']}")
+            epochs = str(event["epochs"])
+            parts.append(f"epoch {event['epoch'] + 1:>{len(epochs)}}/{epochs}")
         if event.get("loss") is not None:
-            parts.append(f"loss {event['loss']:.4f}")
+            parts.append(f"loss {event['loss']:<6.4f}")
         if event.get("learning_rate") is not None:
             parts.append(f"lr {event['learning_rate']:.2e}")
         if event.get("samples_per_s") is not None:
-            parts.append(f"{event['samples_per_s']:.0f} samples/s")
+            parts.append(f"{event['samples_per_s']:>5.0f} samples/s")
         left_s = self.left_s()
         if left_s is not None:
             parts.append(f"{seconds(left_s)} left")

@@ -127,11 +127,11 @@ function configurations(plan) {
   const laid = plan.alternatives.some((one) => one.layout_in_words);
   const row = (devices, layout, batch, accumulation, predicted, feasible, reason) => [
     devices, ...(laid ? [layout] : []), accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
-    interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, priced(plan.currency)),
+    interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, money),
     feasible ? "yes" : h("span", { class: "infeasible" }, "no"), reason,
   ];
   return card("Configurations", table("The chosen configuration, and those that were not",
-    [["devices", "name"], ...(laid ? [["layout", "name"]] : []), ["global batch", "number"], ["time", "number"], ["energy", "number"], ["cost", "number"], ["feasible", "name"], ["why", "long"]],
+    [["devices", "name"], ...(laid ? [["layout", "name"]] : []), ["global batch", "number"], ["time", "number"], ["energy", "number"], [`cost, ${plan.currency ?? "units"}`, "number"], ["feasible", "name"], ["why", "long"]],
     [row(kinds(plan.devices), plan.layout?.name, plan.global_batch_size, plan.accumulation, plan.predicted, plan.feasible, "chosen"),
       ...plan.alternatives.map((one) => row(counted(one.devices), one.layout, one.global_batch_size, one.accumulation, one.predicted, one.feasible, one.reason))],
     (index) => (index === 0 ? "chosen" : null)));
