@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import signal
 import subprocess
@@ -15,21 +16,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from container_case import contain
 from hosts_case import SLOW, until
 from lab import LabHost
+from layout_ranks import structure_of
 from slurm_case import on_slurm, pool_of
 from slurm_lab import SlurmLab
+from staged_case import with_stages
 from training_case import once, request, rows, with_min_count
 
+from trainwright.estimator.predict.step_time import predict_curve
+from trainwright.tasks.allocate import acquire
 from trainwright.tasks.errors import (
     BadInput,
     Interrupted,
-    Preempted,
     RunHeld,
     ServiceUnreachable,
 )
+from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.slurm import slurm_commands
@@ -157,22 +163,52 @@ def test_a_killed_launcher_leaves_no_process_and_no_job(tmp_path: Path, slurm: S
     assert until(lambda: slurm.queue() == [], 15), slurm.queue()
 
 
-def test_runs_at_once_share_no_node_and_come_in_the_order_of_the_queue(
+def test_runs_at_once_share_no_node_and_come_in_the_order_of_slurms_priority(
     tmp_path: Path, slurm: SlurmLab
 ) -> None:
-    runs = [on_slurm(tmp_path / str(number), slurm, [60], backend="torch") for number in range(10)]
-    seen: list[dict[str, str]] = []
-    with ThreadPoolExecutor(max_workers=len(runs)) as workers:
-        trainings = [workers.submit(train, one) for one in runs]
-        while not all(one.done() for one in trainings):
-            jobs = [line.split("|") for line in slurm.queue()]
-            seen.append({job[0]: job[4] for job in jobs if job[3] == "RUNNING"})
-            time.sleep(0.1)
-    assert [one.result().steps for one in trainings] == [24] * len(runs)
-    assert all(len(set(running.values())) == len(running) for running in seen)
-    started = [int(number) for number in dict.fromkeys(job for one in seen for job in one)]
-    assert started == sorted(started)
-    assert len(started) == len(runs)
+    """Ten runs that ask for a host each, and hold it for a while without training."""
+    pool = Pool.model_validate(pool_of(slurm, 1, 1.0, {}))
+    device = PlannedDevice.model_construct(type="emulated", engine="slurm", cores=None)
+    asked = HostRequest(pool.hosts[0], (device,), sys.executable)
+    may_end, held = threading.Event(), []
+
+    def hold(number: int) -> None:
+        folder = tmp_path / str(number)
+        (folder / "logs").mkdir(parents=True)
+        session = Session(asked, SlurmEngine(pool, Settings(), f"run{number}"), folder)
+        try:
+            node, began = session.hello()["node"], time.monotonic()
+            may_end.wait()
+            time.sleep(0.3)
+            held.append((began, time.monotonic(), node))
+        finally:
+            session.close(1.0)
+
+    with ThreadPoolExecutor(max_workers=10) as workers:
+        runs = [workers.submit(hold, number) for number in range(10)]
+        assert until(lambda: len(slurm.queue()) == 10)
+        shown = slurm.do("squeue", "-h", "-o", "%i %Q %T").splitlines()
+        found = [(int(job), int(priority), state) for job, priority, state in map(str.split, shown)]
+        waiting = sorted((one for one in found if one[2] == "PENDING"), key=lambda one: -one[1])
+        (first, highest, _), (last, _, _) = waiting[0], waiting[-1]
+        slurm.do("scontrol", "update", f"job={last}", f"priority={highest + 1}")
+        expected = [last, first, *(job for job, _, _ in waiting[1:-1])]
+        may_end.set()
+        started: dict[int, None] = {}
+        while not all(one.done() for one in runs):
+            running = slurm.do("squeue", "-h", "-t", "RUNNING", "-o", "%S %i").splitlines()
+            started |= dict.fromkeys(int(line.split()[1]) for line in sorted(running))
+    assert len(waiting) == 7
+    for one in runs:
+        one.result()
+    held.sort()
+    for node in {node for _, _, node in held}:
+        times = [(began, ended) for began, ended, where in held if where == node]
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
+    order = [job for job in started if job in expected]
+    assert order[0] == last
+    # three nodes: a job may come up to two places later than its turn, as it starts with others
+    assert all(abs(expected.index(job) - place) <= 2 for place, job in enumerate(order))
 
 
 def until_all_are_back(asked: TrainRequest, heard: list[dict[str, Any]], *acts: Any) -> None:
@@ -305,23 +341,41 @@ def test_a_preempted_host_leaves_between_two_steps_and_comes_back(
     assert "was given back to the cluster; continues with 2 of 3" in reasons(heard)
 
 
-def test_a_training_whose_only_host_is_preempted_saves_and_goes_on_later(
-    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]]
+def test_a_pipeline_of_which_a_host_is_preempted_saves_waits_and_goes_on(
+    home: Path, tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]]
 ) -> None:
     options = {"epochs": 4, "backend": "torch", "checkpoint": {"every_steps": 1000}}
-    quiet = request(tmp_path / "quiet", [60], **options)
+    stages: list[tuple[list[int], list[float]]] = [([30, 30], [0.5])]
+    quiet = with_stages(request(tmp_path / "quiet", [60, 0], **options), stages)
     train(quiet)
     heard.clear()
-    asked = on_slurm(tmp_path / "away", slurm, [60], SLOW, {"node": "h1"}, **options)
+    plain = on_slurm(tmp_path / "away", slurm, [60, 0], SLOW, **options)
+    staged = with_stages(plain, stages)
+    curve = predict_curve(structure_of(plain, 60), None, device_type="emulated", speed=1.0)
+    plan = staged.plan.model_copy(update={"emulated_layers": list(curve.layers)})
+    asked = staged.model_copy(update={"plan": plan, "resume": True})
+    run = doors.open_for(asked.job, Holder("me"), store=(tmp_path / "store").as_uri())
+    run.write(asked.plan)
     others: list[subprocess.Popen[bytes]] = []
-    watcher = once(lambda: trained(heard, 10), lambda: others.append(urgent(slurm, "h1", 1)))
-    with pytest.raises(Preempted, match=r"takes back the host of rank 0 .*step \d+ is kept"):
-        train(asked)
+
+    def preempt() -> None:
+        nodes = [line.split("|")[4] for line in slurm.queue() if "cpu-2" in line]
+        others.append(urgent(slurm, nodes[0], 1))
+        others.append(urgent(slurm, "h3", 1))  # so that it can't go on at once
+
+    watcher = once(lambda: trained(heard, 10), preempt)
+
+    def work(halt: threading.Event, claim: Callable[[], bool]) -> Any:
+        return train(asked, stop=halt, still_mine=claim)
+
+    result = acquire.on_devices(doors.attach(run), work, "training")
     watcher.join()
-    assert others[0].poll() is None  # the node was released before the grace was over
-    train(asked.model_copy(update={"resume": True}))
-    assert others[0].wait() == 0
-    assert losses(asked) == losses(quiet)
+    assert [one.wait() for one in others] == [0, 0]
+    waits = next(one["message"] for one in heard if "waiting for hosts" in str(one))
+    assert re.match(r"the cluster takes back the host of rank 1 .*step \d+ is kept; waiting", waits)
+    assert losses(asked, 1) == losses(quiet, 1)
+    assert result.steps == 96
+    assert until(lambda: left(slurm) == [], 10), left(slurm)
 
 
 def test_the_others_go_on_without_a_host_that_is_cut_off_silently(
