@@ -9,7 +9,7 @@ from pathlib import Path
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.pool import Ssh
+from trainwright.tasks.spec.host_spec import Ssh
 
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
 """Addresses that ssh reads as a host. A leading - would make it an option."""

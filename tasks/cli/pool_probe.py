@@ -17,7 +17,8 @@ from trainwright.estimator.devices import other_board, recognise
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.pool import DeviceEntry, Host, Pool
+from trainwright.tasks.spec.host_spec import DeviceEntry, Host
+from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.ssh import ADDRESS, ssh_command, unreachable, why_ended
 
 TIMEOUT_S = 30.0

@@ -21,7 +21,8 @@ from trainwright.tasks.estimate.link import link_for_this_machine
 from trainwright.tasks.estimate.passes import known_passes
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.pool import Device, Power
+from trainwright.tasks.spec.pool import Device
+from trainwright.tasks.spec.prices import Power
 
 _VAGUEST: tuple[Mode, ...] = ("datasheet", "few-shot", "calibrated")
 

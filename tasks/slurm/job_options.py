@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainwright.tasks.spec.pool import Device, Host
+from trainwright.tasks.spec.host_spec import Host
+from trainwright.tasks.spec.pool import Device
 from trainwright.tasks.spec.slurm_spec import Slurm
 
 

@@ -10,7 +10,8 @@ from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.slurm import slurm_answers
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.pool import Host, Pool
+from trainwright.tasks.spec.host_spec import Host
+from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.spec.slurm_spec import Slurm
 
 ANSWER_S = 20.0

@@ -234,7 +234,7 @@ def matching(pattern: str, words: str, make: Callable[..., Any] = Field, **more:
 
     `make` is FastAPI's Path or Query for a parameter of a route.
     """
-    _WORDS[pattern] = words
+    assert _WORDS.setdefault(pattern, words) == words, f"{pattern} has other words elsewhere"
     return make(pattern=pattern, **more)
 
 

@@ -52,7 +52,8 @@ class Kubernetes(Document):
     )
     address: str | None = matching(
         r"^[A-Za-z0-9.:_][A-Za-z0-9.:_-]{0,252}$",
-        "a host name or IP address of this machine",
+        "a host name or IP address of 1 to 253 letters, digits and . : _ -, without user@ "
+        "and not beginning with -",
         default=None,
         description="address at which pods reach this machine; default: that of the route to the "
         "cluster's API",

@@ -28,8 +28,8 @@ from trainwright.operators import TrainOperator
 from trainwright.operators.cluster_hooks import KubernetesHook, SlurmHook
 from trainwright.operators.hooks import connection_ids, settings_of
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.spec.host_spec import Host
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
-from trainwright.tasks.spec.pool import Host
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.kubernetes.cluster_api import ClusterApi
 from trainwright.tasks.train.hosts.kubernetes.cluster_login import ClusterLogin

@@ -36,7 +36,7 @@ from trainwright.operators.triggers import TrainingTrigger
 from trainwright.tasks import chain
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.run import list_runs
-from trainwright.tasks.spec.pool import Ssh
+from trainwright.tasks.spec.host_spec import Ssh
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.storage.connect import open_store
 

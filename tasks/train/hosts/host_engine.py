@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.spec.container_spec import Container
-from trainwright.tasks.spec.pool import Host
+from trainwright.tasks.spec.host_spec import Host
 
 
 @dataclass(frozen=True)

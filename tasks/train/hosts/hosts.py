@@ -4,34 +4,37 @@ Before the first rank starts, each host must present its known SSH host key, run
 and sources as this machine, and be able to connect to the launcher. It also receives the model's
 source and the data, whose content must equal the validated content. A host that is lost during
 training passes the same checks when it answers again. `session` is the connection to one host;
-`agent` runs on the host. Loads no torch.
+`agent` runs on the host; `host_addresses` finds the addresses at which they reach each other.
+Loads no torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
-from trainwright.tasks.spec.pool import Host, load_pool
+from trainwright.tasks.spec.host_spec import Host
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import TransferServer
-from trainwright.tasks.train.exchange.host_name import ADDRESS
-from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
 from trainwright.tasks.train.hosts.arrivals import Arrivals
 from trainwright.tasks.train.hosts.choose_engine import engine_of
 from trainwright.tasks.train.hosts.container import PYTHON
 from trainwright.tasks.train.hosts.data_staging import DataStaging
+from trainwright.tasks.train.hosts.host_addresses import (
+    interface_variables,
+    own_address,
+    reached_from,
+)
 from trainwright.tasks.train.hosts.host_engine import HostRequest
+from trainwright.tasks.train.hosts.host_order import order_there
 from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
 from trainwright.tasks.train.hosts.remote_rank import (
     LaterShare,
@@ -46,8 +49,6 @@ _END_GRACE_S = 5.0
 _CHECK_EVERY_S = 0.5
 _ORDER = "order.json"
 Message = dict[str, Any]
-LOOPBACK_VARIABLES = {INTERFACE: "lo"}
-"""The interface variables of the ranks if all of them run on this machine."""
 
 
 def machine(device: PlannedDevice) -> str:
@@ -74,9 +75,9 @@ class Hosts:
         """The addresses from which ranks connect."""
         try:
             self._connect()
-            self.address = self._own_address()
+            self.address = own_address(self._came_by, list(self._sessions))
             """this machine's address, as the hosts see it"""
-            self._reach()
+            self._each(self._reach)
             self._each(self._stage_files)
         except BaseException:
             self.close()
@@ -137,21 +138,6 @@ class Hosts:
             progress.emit("notice", message=f"{session}: Slurm gave node {there['node']}")
         return str(there["came_by"])
 
-    def _own_address(self) -> str:
-        """This machine's address, as the hosts see it. Raises BadInput if they see several."""
-        seen = sorted({came_by.split()[0] for came_by in self._came_by if came_by})
-        with contextlib.suppress(OSError):
-            if len(seen) == 1:
-                interface_of(seen[0])
-                return str(seen[0])
-        routes = {_route_to(session.address) for session in self._sessions.values()}
-        if len(routes) != 1:
-            raise BadInput(
-                f"pool: its hosts reach this machine at {', '.join(sorted(routes))}; "
-                "allowed: one address for all hosts"
-            )
-        return routes.pop()
-
     def _stage_files(self, session: Session) -> None:
         """Copy the model's source to a host, and the data if the host lacks it."""
         folder = Path(self._order.request.source_folder)
@@ -162,26 +148,10 @@ class Hosts:
         session.sync()
         self._data[session.address] = DataStaging(session, self._order).run()
 
-    def _reach(self) -> None:
-        """Check that every host can connect to this machine, and record the interface it uses.
-
-        Raises ServiceUnreachable.
-        """
-        self._each(self._reach_from)
-
-    def _reach_from(self, session: Session) -> None:
-        with socket.create_server((self.address, 0)) as listening:
-            port = listening.getsockname()[1]
-            reply = session.ask("reach", address=self.address, port=port)
-        if "error" in reply:
-            raise ServiceUnreachable(
-                f"{session}: can't connect to this machine at {self.address}, port {port}: "
-                f"{reply['error']}; a firewall must let it through",
-                service="rendezvous",
-                address=self.address,
-            )
-        self._variables[session.address] = interface_variables(reply["interface"], reply["address"])
-        self.peers.add(reply["address"])
+    def _reach(self, session: Session) -> None:
+        """Check that the host can connect to this machine, and record the interface it uses."""
+        self._variables[session.address], peer = reached_from(session, self.address)
+        self.peers.add(peer)
 
     @property
     def own_interface(self) -> dict[str, str]:
@@ -203,7 +173,8 @@ class Hosts:
             self._reconnector = Reconnector(self._lost, self._connection, self._admit)
 
     def _give_order(self, order: Order, session: Session) -> None:
-        text = self._order_there(order, session).model_dump_json(by_alias=True)
+        there = order_there(order, session, self._data[session.address])
+        text = there.model_dump_json(by_alias=True)
         session.put(_ORDER, text.encode())
 
     def _lost(self) -> list[str]:
@@ -220,7 +191,7 @@ class Hosts:
         """Check and prepare a host that was lost. Returns its ranks' new CPU shares."""
         assert self._arrivals is not None
         self._check(session, self._arrivals.hello(session))
-        self._reach_from(session)
+        self._reach(session)
         self._stage_files(session)
         shares = {
             rank: RemoteShare(session, str(rank), device.cores)
@@ -289,28 +260,6 @@ class Hosts:
     def _session(self, rank: int) -> Session:
         return self._sessions[self._devices[rank].address]
 
-    def _order_there(self, order: Order, session: Session) -> Order:
-        """The order with the paths that apply on the host."""
-        request, work = order.request, session.work
-        plan = request.plan.model_copy(
-            update={"devices": numbered(request.plan.devices, session.address)}
-        )
-        data = request.job.data.model_copy(update={"uri": self._data[session.address]})
-        return order.model_copy(
-            update={
-                "request": request.model_copy(
-                    update={
-                        "plan": plan,
-                        "data": data,
-                        "source_folder": f"{work}/source",
-                        "work_folder": work,
-                        "run_uri": None,
-                    }
-                ),
-                "launch": None,
-            }
-        )
-
     def close(self) -> None:
         """End all processes on the hosts, and the connections."""
         if self._reconnector is not None:
@@ -321,36 +270,3 @@ class Hosts:
         if self._reconnector is not None:
             self._reconnector.close()
         self._engine.close()
-
-
-def interface_variables(interface: str, address: str) -> dict[str, str]:
-    """The environment variables that name a machine's interface to the others, and its address."""
-    return {INTERFACE: interface, ADDRESS: address}
-
-
-def numbered(devices: Sequence[PlannedDevice], address: str) -> list[PlannedDevice]:
-    """The devices, those at an address numbered as the processes there see them.
-
-    A process of Slurm or Kubernetes sees the GPUs of its own job only, not all of the node.
-    """
-    found, seen = [], Counter[str]()
-    for device in devices:
-        if device.engine != "ssh" and device.address == address:
-            found.append(device.model_copy(update={"index": seen[device.type]}))
-            seen[device.type] += 1
-        else:
-            found.append(device)
-    return found
-
-
-def _route_to(address: str) -> str:
-    """The local address from which this machine reaches another."""
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # UDP: chooses a route, sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise BadInput(
-            f"pool: {address}: can't find the address at which it would reach this machine: {error}"
-        ) from None

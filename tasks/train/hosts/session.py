@@ -1,7 +1,7 @@
-"""The connection to one host of a launch: the engine's process here, the agent (`agent`) there.
+"""The connection to one host of a launch: what the launcher and the agent there (`agent`) say.
 
-When the launcher's process ends, for whatever reason, the connection ends, and with it everything
-on the host.
+`host_stream` is the process that carries it. When the launcher's process ends, for whatever reason,
+the connection ends, and with it everything on the host.
 """
 
 from __future__ import annotations
@@ -10,39 +10,22 @@ import base64
 import contextlib
 import json
 import logging
-import os
 import queue
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright.infra.process import dying_with_parent
-from trainwright.tasks import progress
-from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed, TrainwrightError
-from trainwright.tasks.train.hosts import versions
+from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.hosts.agent import BEAT_S
-from trainwright.tasks.train.hosts.container import contained, why_not_started
 from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest
+from trainwright.tasks.train.hosts.host_stream import HostStream
 
-HELLO_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 300.0
 _PIECE_BYTES = 1 << 18
 _LOOK_S = 0.5
-# Runs on the host: prints the host's facts, then becomes the agent when the launcher agrees. Reads
-# byte by byte, because everything after the first line is for the agent.
-_BOOT = """
-import json, os, sys
-exec({facts!r})
-os.write(1, (json.dumps(facts()) + "\\n").encode())
-while (byte := os.read(0, 1)) != b"\\n":
-    byte or sys.exit()
-from trainwright.tasks.train.hosts.agent import main
-main()
-"""
 Message = dict[str, Any]
 _log = logging.getLogger(__name__)
 
@@ -77,52 +60,40 @@ class Session:
     def __init__(self, asked: HostRequest, engine: HostEngine, folder: Path) -> None:
         self.name, self.address, self.python = asked.host.name, asked.host.address, asked.python
         self.work = ""
-        self._asked, self._engine = asked, engine
-        self._folder, self._log = folder, folder / "logs" / f"host-{self.name}.log"
+        self._folder, self._engine = folder, engine
+        self._stream = HostStream(asked, engine, folder / "logs" / f"host-{self.name}.log")
         self._children: dict[str, HostProcess] = {}
         self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._writing, self._closed = threading.Lock(), threading.Event()
-        self._hung_up: str | None = None
+        self._closed = threading.Event()
         self._listening_since: float | None = None
-        self.queued = False
-        """whether the engine has not granted the host yet"""
-        self.waits = ""
-        """for what, as the engine has said last"""
         self.ending = False
         """whether the host is about to be taken back"""
-        boot = _BOOT.format(facts=Path(versions.__file__).read_text())
-        one_line = (
-            f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
-        )
-        words = [self.python, "-P", "-c", one_line]
-        words = contained(asked.container, words, asked.host.memory)
-        command = engine.command(asked, words)
-        with self._log.open("ab") as log:
-            self._log_begins = log.tell()  # an earlier connection may have written before this
-            self._process = subprocess.Popen(
-                dying_with_parent(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **engine.variables},
-                start_new_session=True,
-            )
         self._reader = threading.Thread(target=self._read, name=f"host-{self.name}", daemon=True)
 
     def __str__(self) -> str:
-        return str(self._asked)
+        return str(self._stream)
 
     def hello(self) -> Message:
         """The host's facts (`versions.facts`), once it is granted.
 
         Raises ServiceUnreachable, or BadInput if the engine refuses the request.
         """
-        return self._first_line()
+        return self._stream.first_line()
+
+    @property
+    def queued(self) -> bool:
+        """Whether the engine has not granted the host yet."""
+        return self._stream.queued
+
+    @property
+    def waits(self) -> str:
+        """For what it waits, as the engine has said last."""
+        return self._stream.waits
 
     def begin(self) -> None:
         """Start the agent on the host."""
-        self._write(b"\n")
-        self.work = self._first_line()["work"]
+        self._stream.write(b"\n")
+        self.work = self._stream.first_line()["work"]
         self._reader.start()
         # two threads, because writing to an agent that is stopped may block for ever
         for work in (self._beat, self._watch):
@@ -130,86 +101,9 @@ class Session:
                 target=work, name=f"{work.__name__[1:]}-{self.name}", daemon=True
             ).start()
 
-    def _first_line(self) -> Message:
-        assert self._process.stdout is not None
-        heard = threading.Event()
-        threading.Thread(
-            target=self._limit_wait, args=(heard,), name=f"hello-{self.name}", daemon=True
-        ).start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            heard.set()
-        if not line:
-            raise self._ended_early()
-        try:
-            found = json.loads(line)
-        except ValueError:
-            raise self._unreachable(
-                f"answered {line[:80]!r}; the login shell on that host prints text; remove it from "
-                "its start-up files"
-            ) from None
-        return dict(found)
-
-    def _limit_wait(self, heard: threading.Event) -> None:
-        """End the engine's process if the host, once granted, does not answer in time."""
-        granted_at: float | None = None
-        while not heard.wait(_LOOK_S):
-            standing = self._engine.standing(self._asked)
-            self.queued = standing.status == "queued"
-            if standing.status == "refused":
-                self.hang_up(standing.why)
-                return
-            if self.queued:
-                granted_at = None
-                if standing.why != self.waits:
-                    self.waits = standing.why
-                    then = f"; expected at {standing.expected}" if standing.expected else ""
-                    progress.emit("notice", message=f"{self} waits {standing.why}{then}")
-            elif granted_at is None:
-                granted_at = time.monotonic()
-            elif time.monotonic() - granted_at > HELLO_TIMEOUT_S:
-                self.hang_up(f"no answer in {HELLO_TIMEOUT_S:g} s")
-                return
-
-    def _unreachable(self, why: str) -> TrainwrightError:
-        return self._engine.error(self._asked, why)
-
-    def _ended_early(self) -> TrainwrightError:
-        code, why = self._process.wait(), self._engine.why_ended(self._written(), None)
-        not_started = why_not_started(self._asked.container, why, code)
-        if not_started is None:
-            return self._unreachable(self._why_ended())
-        return ServiceUnreachable(f"{self}: {not_started}", service="container", host=self.name)
-
-    def _written(self) -> str:
-        """What this connection has written to its log."""
-        return self._log.read_bytes()[self._log_begins :].decode(errors="replace")
-
-    def _why_ended(self) -> str:
-        code = self._process.wait()
-        if self._hung_up is not None:
-            return self._hung_up
-        text = self._written()
-        why = self._engine.why_ended(text, code)
-        if code in (126, 127):
-            return (
-                f"{self.python} can't be run there ({why}); "
-                "set the host's `python` in the pool file to its path there"
-            )
-        if "Unknown option: -P" in text:
-            return f"{self.python} there is older than Python 3.11"
-        return why
-
     def tell(self, do: str, **fields: Any) -> None:
         """Send a request to the agent. The reader thread notices if the host is gone."""
-        self._write((json.dumps({"do": do, **fields}) + "\n").encode())
-
-    def _write(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with self._writing, contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+        self._stream.write((json.dumps({"do": do, **fields}) + "\n").encode())
 
     def ask(self, do: str, **fields: Any) -> Message:
         """Send a request and return the reply. Raises TrainingFailed if there is none."""
@@ -218,11 +112,11 @@ class Session:
             reply = self._replies.get(timeout=ANSWER_TIMEOUT_S)
         except queue.Empty:
             raise TrainingFailed(
-                f"{self}: no answer in {ANSWER_TIMEOUT_S:g} s; its log is {self._log}"
+                f"{self}: no answer in {ANSWER_TIMEOUT_S:g} s; its log is {self._stream.log}"
             ) from None
         if reply is None:
             self._replies.put(None)
-            raise self._unreachable(self._lost())
+            raise self._stream.error(self._lost())
         if reply["kind"] == "failed":
             raise TrainingFailed(f"{self}: {reply['what']}: {reply['why']}")
         return reply
@@ -277,12 +171,11 @@ class Session:
 
     def _next(self) -> Message | None:
         """The agent's next message; None if the connection has ended."""
-        assert self._process.stdout is not None
         self._listening_since = time.monotonic()
         line = b""
         # the pipe may be closed, or the line may not be a message
         with contextlib.suppress(OSError, ValueError):
-            line = self._process.stdout.readline()
+            line = self._stream.readline()
             if isinstance(message := json.loads(line), dict):
                 return message
         if line.endswith(b"\n"):  # an unfinished line was cut by the end of the connection
@@ -315,7 +208,7 @@ class Session:
             child.ended(message["code"], None, message["oom_kills"])
 
     def _lost(self) -> str:
-        return f"the connection to {self} ended: {self._why_ended()}"
+        return f"the connection to {self} ended: {self._stream.why_ended()}"
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
@@ -336,23 +229,11 @@ class Session:
 
     def hang_up(self, why: str) -> None:
         """End the connection at once, from any thread; pending requests fail."""
-        self._hung_up = self._hung_up or why
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._stream.hang_up(why)
 
     def close(self, grace_s: float) -> None:
         """End all processes on the host, and the connection."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        if self.queued:
-            self.hang_up("the launch has ended")
-        try:
-            self._process.wait(timeout=grace_s)  # the agent removes its files meanwhile
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._stream.end(grace_s)
         if self._reader.is_alive():
             self._reader.join()
-        self._process.stdout.close()
+        self._stream.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.pool import Ssh
+from trainwright.tasks.spec.host_spec import Ssh
 from trainwright.tasks.ssh import ssh_command, unreachable, why_ended
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
 

@@ -15,7 +15,8 @@ from trainwright.estimator.devices import threads_of
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.exchange.rendezvous import Rendezvous
-from trainwright.tasks.train.hosts.hosts import LOOPBACK_VARIABLES, Hosts, machine
+from trainwright.tasks.train.hosts.host_addresses import LOOPBACK_VARIABLES
+from trainwright.tasks.train.hosts.hosts import Hosts, machine
 from trainwright.tasks.train.hosts.remote_rank import LaterShare, RemoteShare
 from trainwright.tasks.train.launcher.rank_process import (
     RankProcess,

@@ -20,7 +20,8 @@ from trainwright.tasks.estimate.pool_estimate import estimate
 from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.extract import extract_model
 from trainwright.tasks.spec.job import ModelSpec
-from trainwright.tasks.spec.pool import Device, Power
+from trainwright.tasks.spec.pool import Device
+from trainwright.tasks.spec.prices import Power
 
 WAITING_W, WORKING_W = 40.0, 30.0
 MODEL = """from torch import nn, rand, zeros

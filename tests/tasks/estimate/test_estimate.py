@@ -26,7 +26,8 @@ from trainwright.tasks.estimate import link
 from trainwright.tasks.estimate.calibrate import calibrate
 from trainwright.tasks.estimate.pool_estimate import estimate
 from trainwright.tasks.runs.artefacts.estimate import Estimate
-from trainwright.tasks.spec.pool import Device, Pool, Power
+from trainwright.tasks.spec.pool import Device, Pool
+from trainwright.tasks.spec.prices import Power
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.pool import Network, Pool, load_pool
+from trainwright.tasks.spec.host_spec import Network
+from trainwright.tasks.spec.pool import Pool, load_pool
 
 EXAMPLE = """
 name: lab

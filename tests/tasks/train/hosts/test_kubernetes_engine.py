@@ -24,8 +24,8 @@ from training_case import planned
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.host_spec import Host
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
-from trainwright.tasks.spec.pool import Host
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.kubernetes.dial_back import connect
 from trainwright.tasks.train.hosts.kubernetes.kubernetes_engine import KubernetesEngine

@@ -16,7 +16,8 @@ from training_case import planned
 
 from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.spec.pool import Ssh, load_pool
+from trainwright.tasks.spec.host_spec import Ssh
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.train.exchange.host_name import ADDRESS, own_address
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE, horovod_server, place_among

@@ -12,7 +12,7 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.slurm import slurm_answers
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest
-from trainwright.tasks.train.hosts.hosts import numbered
+from trainwright.tasks.train.hosts.host_order import numbered
 from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
 
 GPU = "nvidia-a100-80gb"

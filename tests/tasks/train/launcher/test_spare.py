@@ -12,7 +12,7 @@ from training_case import request
 
 from trainwright.tasks.data import dataset
 from trainwright.tasks.train import TrainRequest
-from trainwright.tasks.train.hosts.hosts import LOOPBACK_VARIABLES
+from trainwright.tasks.train.hosts.host_addresses import LOOPBACK_VARIABLES
 from trainwright.tasks.train.launcher.rank_process import RankProcess, start_process
 from trainwright.tasks.train.request import Order
 
