@@ -325,7 +325,9 @@ class TrainSpec(Document):
         default=0, ge=0, lt=2**31, description="seed of initial weights, data order and split"
     )
     backend: Literal["auto", "horovod", "torch"] = Field(
-        default="auto", description="library for collectives; auto: Horovod if it is installed"
+        default="auto",
+        description="library for collectives; auto: Horovod if it is installed and no rank runs "
+        "in a container or pod",
     )
     layout: LayoutSpec | LayoutWord = Field(
         default="auto",

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainwright.tasks.spec.container_spec import Container
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.hosts.versions import IMAGE
+from trainwright.tasks.train.request import TrainRequest
 
 PYTHON = "python"
 """The Python in an image, if the pool names none: the first in its path."""
@@ -27,6 +29,17 @@ _PASSED_ON = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 )
 """Who connected, and which node and GPUs a cluster gave, if it did."""
+
+
+def in_images(request: TrainRequest) -> bool:
+    """Whether ranks run in an image: in a container on their host, or in a pod."""
+    away = {device.host for device in request.plan.devices if not device.local}
+    pool = load_pool(request.job.pool)
+    return any(
+        pool.engine == "kubernetes" or pool.container_of(host) is not None
+        for host in pool.hosts
+        if host.name in away
+    )
 
 
 def contained(

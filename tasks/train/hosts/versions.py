@@ -77,12 +77,14 @@ def differences(
     """The differences, each as `what: here, there`. Horovod's counts only if it is the backend.
 
     With `one_image`, all ranks run in containers of one image, whose versions may be others than
-    this machine's.
+    this machine's, but for Horovod's, with which this machine speaks.
     """
     found = []
     if there["sources"] is None:
         return ["trainwright is not installed on that host"]
-    compared = {} if one_image else here["versions"]
+    compared = here["versions"]
+    if one_image:
+        compared = {"horovod": compared["horovod"]}
     for name, version in compared.items():
         other = there["versions"].get(name)
         if version != other and (name != "horovod" or backend == "horovod"):

@@ -27,6 +27,7 @@ from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import fence, files, staged
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.checkpoint.uploader import Uploader, recover, rewind
+from trainwright.tasks.train.hosts.container import in_images
 from trainwright.tasks.train.launcher.launcher import Launcher
 from trainwright.tasks.train.launcher.result import result_of
 from trainwright.tasks.train.record import events
@@ -69,7 +70,7 @@ def train(
     order = Order(
         request=request,
         mode="train",
-        backend=choose_backend(request.job.train.backend),
+        backend=choose_backend(request.job.train.backend, in_images(request)),
         started_at_s=time.time(),
         earlier_s=state.duration_s if state is not None else 0.0,
         launch=owner,
@@ -214,7 +215,7 @@ def search(
     order = Order(
         request=request,
         mode="ramp",
-        backend=choose_backend(request.job.train.backend),
+        backend=choose_backend(request.job.train.backend, in_images(request)),
         learning_rates=learning_rates,
         trial_steps=trial_steps,
         started_at_s=time.time(),
@@ -228,10 +229,13 @@ def search(
     return Searched.model_validate({**said[0], "states": [one["state"] for one in said]})
 
 
-def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horovod", "torch"]:
+def choose_backend(
+    wanted: Literal["auto", "horovod", "torch"], in_image: bool = False
+) -> Literal["horovod", "torch"]:
     """The library for collectives: the job's choice, else Horovod if it is installed.
 
-    Raises BadInput if the job chooses Horovod and it is not installed.
+    Not if ranks run in an image: those of `infra/images` have no Horovod. Raises BadInput if the
+    job chooses Horovod and it is not installed.
     """
     has_horovod = importlib.util.find_spec("horovod") is not None
     if wanted == "horovod" and not has_horovod:
@@ -239,6 +243,8 @@ def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horo
             "train.backend: got 'horovod', which is not installed here; "
             "run `python -m trainwright.infra.horovod` to build it, or use 'torch'"
         )
+    if wanted == "auto" and in_image:
+        return "torch"
     return "horovod" if has_horovod and wanted != "torch" else "torch"
 
 

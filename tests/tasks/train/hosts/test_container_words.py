@@ -130,5 +130,11 @@ def test_an_image_takes_the_place_of_versions() -> None:
     assert not versions.same_image([here, here])
     assert versions.differences(here, there, "torch") != []
     assert versions.differences(here, there, "torch", one_image=True) == []
+    of_horovod = [{**one, "versions": {**one["versions"], "horovod": "1"}} for one in (here, there)]
+    without = {**there, "versions": {**there["versions"], "horovod": None}}
+    assert versions.differences(*of_horovod, "horovod", one_image=True) == []
+    assert versions.differences(of_horovod[0], without, "horovod", one_image=True) == [
+        "horovod: 1 here, not installed there"
+    ]
     other = {**there, "sources": "0" * 64}
     assert len(versions.differences(here, other, "torch", one_image=True)) == 1
