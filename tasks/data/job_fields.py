@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,23 @@ def require_job_fields(spec: DataSpec) -> None:
                 f"data.{name}: got {column!r}; allowed: a column of {spec.uri}: "
                 f"{listed(schema.names) or 'it has none'}"
             )
+    require_ignored(spec, schema.names)
     if spec.text is not None and not _may_hold_texts(schema.field(spec.text).type):
         texts = [one.name for one in schema if _may_hold_texts(one.type)]
         raise BadInput(
             f"data.text: got {spec.text!r}, which holds no texts; allowed: a column of texts of "
             f"{spec.uri}: {listed(texts) or 'it has none'}"
         )
+
+
+def require_ignored(spec: DataSpec, names: Sequence[str]) -> None:
+    """Raise BadInput if a column of `data.ignore` is not among a table's."""
+    for name in spec.ignore:
+        if name not in names:
+            raise BadInput(
+                f"data.ignore: got {name!r}; allowed: columns of {spec.uri}: "
+                f"{listed(names) or 'it has none'}"
+            )
 
 
 def _first_schema(path: Path) -> Any:

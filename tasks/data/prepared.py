@@ -88,6 +88,8 @@ def _prepared(spec: DataSpec, home: Path, seed: int, made: list[Path]) -> Datase
     form = spec.model_dump(mode="json", include=_FORM, exclude_defaults=True)
     if spec.time is not None:  # the windows of series are split by time
         form["validation_fraction"] = spec.validation_fraction
+    if spec.ignore:
+        form["ignore"] = list(spec.ignore)
     given = [_FORMAT, sha256, spec.target, spec.task, spec.missing, *by, *([form] if form else [])]
     folder = root / hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32]
     found = _opened(folder, spec, seed)

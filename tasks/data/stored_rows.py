@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainwright.estimator.near_names import meant
 from trainwright.tasks import progress
 from trainwright.tasks.data.formats import Raw
+from trainwright.tasks.data.job_fields import require_ignored
 from trainwright.tasks.data.modalities.date_columns import (
     DateParts,
     date_parts,
@@ -53,6 +54,7 @@ TARGETS, KEYS = "\0targets", "\0keys"
 """names of arrays that no input can have: the targets, and what `data.split_by` splits by"""
 GIVEN = {"uint8": "float32", "uint16": "int64", "int32": "int64"}
 """the types in which models get stored pixels, codes and tokens"""
+_ROWS = "a table of rows"
 _TABLE_TASKS = ("tabular-classification", "tabular-regression", "text-classification", "custom")
 _IMAGE_TASKS = ("image-classification", "custom")
 _SHOWN_ROWS = 1_000_000
@@ -88,7 +90,9 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     by = [spec.split_by] if spec.split_by is not None else []
     if by and by[0] not in names:
         _no_such_column(by[0], names, spec, "data.split_by")
-    dates = date_parts(source.schema, kept=[spec.target, *by])
+    require_ignored(spec, names)
+    others = [*by, *spec.ignore]
+    dates = date_parts(source.schema, kept=[spec.target, *others])
     given, source = source, _with_parts(source, dates)
     try:
         scans = scan(_shown(source.batches(), spec), source.schema, spec.target)
@@ -98,12 +102,12 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     require_rows(target.rows)
     if is_text(target.type) and spec.uri.lower().endswith(".csv"):
         require_one_kind(target, f"data.target: {spec.target!r}")
-    texts = text_column(scans, spec, by)
+    texts = text_column(scans, spec, others)
     table: TableArrays | TextArrays
     if texts is not None:
         table = text_arrays(source.batches(), scans[texts], spec)
     else:
-        table = table_arrays(scans, spec, by)
+        table = table_arrays(scans, spec, others)
     used, dropped = used_dates({} if texts is not None else dates, table.dropped)
     task = spec.task or _task_of_table(target, texts)
     form = target_column(target, task)
@@ -160,7 +164,7 @@ def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     """The stored form of a table of series, which is held in memory for that. Raises BadInput."""
     import numpy as np
 
-    _require_fields(spec, image_size="a folder of images", augment="images")
+    _require_fields(spec, image_size="a folder of images", augment="images", ignore=_ROWS)
     used = [spec.time, spec.target, spec.series]
     given = all(name is None or name in source.schema.names for name in used)
     dates = date_parts(source.schema, kept=used) if given else {}
@@ -181,8 +185,9 @@ def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
 def _require_fields(spec: DataSpec, **others: str) -> None:
     """Raise BadInput for fields that concern another kind of data, named by field."""
     for name, kind in others.items():
-        if (value := getattr(spec, name)) not in (None, "auto", "none"):
-            raise BadInput(f"data.{name}: got {value}; allowed only for {kind}")
+        if (value := getattr(spec, name)) not in (None, "auto", "none", ()):
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            raise BadInput(f"data.{name}: got {shown}; allowed only for {kind}")
 
 
 def _shown(batches: Iterator[Any], spec: DataSpec, of: int | None = None) -> Iterator[Any]:
@@ -200,7 +205,7 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
     """The stored form of arrays or images. Raises BadInput if they do not fit the task."""
     import numpy as np
 
-    _require_fields(spec, text="a table", time="a table")
+    _require_fields(spec, text="a table", time="a table", ignore=_ROWS)
     if raw.images is None:
         _require_fields(spec, image_size="a folder of images")
         if all(array.ndim < 3 for array in raw.arrays.values()):
@@ -369,6 +374,11 @@ def _image_rows(images: ImageFiles, spec: DataSpec) -> ImageRows | Array:
 
 
 def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> NoReturn:
+    between = {";": "semicolons", "\t": "tabs", "|": "bars"}
+    if len(names) == 1 and (used := [word for one, word in between.items() if one in names[0]]):
+        raise BadInput(
+            f"data.uri: got {spec.uri}, with {used[0]} between its columns; allowed: commas"
+        )
     raise BadInput(
         f"{field}: got {name!r}; allowed: a column of {spec.uri}: {listed(names) or 'it has none'}"
         f"{meant(name, names)}"

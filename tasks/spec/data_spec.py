@@ -55,6 +55,10 @@ class DataSpec(Document):
         description="missing values of a table's inputs: refused, or kept as NaN and code 0; auto: "
         "refused if the job names a model, else kept",
     )
+    ignore: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(),
+        description="columns of a table that are no inputs of the model, such as identifiers",
+    )
     text: str | None = Field(
         default=None,
         min_length=1,
@@ -119,12 +123,18 @@ class DataSpec(Document):
     def named_columns(self) -> list[str]:
         """The columns of a table that fields of the job name."""
         fields = (self.target, self.split_by, self.text, self.time, self.series)
-        return [name for name in fields if name is not None]
+        return [*(name for name in fields if name is not None), *self.ignore]
 
     @field_validator("stratify", mode="before")
     @classmethod
     def _yaml_has_true_and_false(cls, value: Any) -> Any:
         return str(value).lower() if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _what_is_used_is_not_ignored(self) -> DataSpec:
+        if twice := [name for name in (self.target, self.text, self.time) if name in self.ignore]:
+            raise ValueError(f"ignore: columns that no other field names; {twice[0]!r} is named")
+        return self
 
     @model_validator(mode="after")
     def _split_has_its_column(self) -> DataSpec:

@@ -208,6 +208,14 @@ def _columns_line(failed: Expectation) -> str:
 def _line(failed: Expectation) -> str:
     if failed.expectation == _COLUMNS and isinstance(failed.observed, list):
         return _columns_line(failed)
+    least = failed.expected.get("min_value")
+    target = target_of(failed.column or "")
+    if target is not None and failed.unexpected_count and least is not None:
+        few = f"fewer than {least:g}" if least >= 1 else f"less than {100 * least:.3g} % of all"
+        return (
+            f"data.target {target!r}: {failed.unexpected_count} rows are of a class with {few} "
+            f"rows{_first_row(failed)}"
+        )
     name = failed.expectation + (f"({failed.column})" if failed.column is not None else "")
     if failed.unexpected_count:
         rows = "row" if failed.unexpected_count == 1 else "rows"

@@ -50,7 +50,11 @@ def infer_suite(
                 exact_match=True,
             )
         )
-    checked = [column for column in columns if table or column.name != "file"]
+    checked = [
+        column
+        for column in columns
+        if column.name not in spec.ignore and (table or column.name != "file")
+    ]
     for column in sorted(checked, key=lambda column: column.name != target):
         name = column.name
         # A file that is not an image lacks all of its figures; checking `height` is enough.

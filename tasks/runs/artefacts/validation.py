@@ -32,8 +32,8 @@ class Expectation(Value):
 class DataWarning(Value):
     """Something in the data that may be a mistake; it never rejects the data."""
 
-    kind: Literal["leakage", "duplicates", "label_noise"] = Field(
-        description="leakage, duplicates or label_noise"
+    kind: Literal["leakage", "duplicates", "label_noise", "identifier"] = Field(
+        description="leakage, duplicates, label_noise or identifier"
     )
     column: str | None = Field(default=None, description="that it is about, if it is one")
     message: str = Field(description="for people, with row numbers")

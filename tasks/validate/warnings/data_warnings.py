@@ -18,6 +18,7 @@ from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable, quoted
+from trainwright.tasks.validate.warnings.identifiers import identifiers
 from trainwright.tasks.validate.warnings.leakage import leakage, sample
 from trainwright.tasks.validate.warnings.neighbours import doubtful_labels
 from trainwright.tasks.validate.warnings.repeated_rows import in_entries, in_table
@@ -35,7 +36,9 @@ def table_warnings(
     if table.rows < 2 or len(table.kinds) < 2 or spec.time is not None:
         return []
     sampled = sample(table)
-    found = leakage(table, sampled, spec.target)
+    found = [one for one in leakage(table, sampled, spec.target) if one.column not in spec.ignore]
+    if schema is not None:
+        found += identifiers(table, schema)
     if schema is not None:
         found += in_table(table, spec.target, _held_out(table, spec, seed))
     return found + doubtful_labels(table, sampled, spec.target)

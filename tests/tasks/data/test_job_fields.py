@@ -22,6 +22,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"text": "a"}, "data.text: got 'a', which holds no texts; allowed: a column of texts of "),
     ({"time": "nope"}, "data.time: got 'nope'; allowed: a column of "),
     ({"time": "when", "series": "nope"}, "data.series: got 'nope'; allowed: a column of "),
+    ({"ignore": ["a", "nope"]}, "data.ignore: got 'nope'; allowed: columns of "),
     ({"augment": "flip"}, "data.augment: got flip; allowed only for images"),
     ({"image_size": [4, 4]}, "data.image_size: got (4, 4); allowed only for images"),
 ]
@@ -46,6 +47,17 @@ def test_fields_that_a_table_can_not_have_give_one_line(tmp_path: Path, form: st
         assert "\n" not in str(raised.value)
     for kept in ({}, {"text": "words"}, {"split": "group", "split_by": "a"}):
         require_job_fields(DataSpec.model_validate({"uri": uri, **kept}))
+
+
+def test_a_used_column_can_not_be_ignored() -> None:
+    with pytest.raises(ValueError, match="ignore: columns that no other field names; 'label'"):
+        DataSpec(uri="t.csv", ignore=("label",))
+
+
+def test_a_file_without_commas_is_told_by_its_separator(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a;label\n" + "1;0\n2;1\n" * 20)
+    with pytest.raises(BadInput, match=r"with semicolons between its columns; allowed: commas$"):
+        validate(DataSpec(uri=str(tmp_path / "t.csv")))
 
 
 def test_an_empty_file_is_bad_input_before_the_check(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 from pyarrow import parquet
 
 from trainwright.tasks import progress
+from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.data.row_split import validation_rows
 from trainwright.tasks.runs.artefacts.validation import DataWarning
 from trainwright.tasks.spec.data_spec import DataSpec
+from trainwright.tasks.validate.check import validate
 from trainwright.tasks.validate.duckdb_table import DuckDBDatabase, DuckDBTable
 from trainwright.tasks.validate.step import validate_data
 from trainwright.tasks.validate.warnings.leakage import leakage, sample
@@ -187,6 +189,26 @@ def test_labels_that_no_neighbour_predicts_are_not_doubtful(tmp_path: Path) -> N
     columns = {"x": random.normal(size=ROWS), "label": random.integers(0, 2, ROWS)}
     found = TableOf(tmp_path)(columns, lambda table: doubtful_labels(table, sample(table), "label"))
     assert found == []
+
+
+def test_a_column_that_names_rows_is_warned_of_and_can_be_ignored(
+    tmp_path: Path, home: Path
+) -> None:
+    path = tmp_path / "data.csv"
+    lines = [f"c{n:03},{'xyz'[n % 3]},{n % 7},{'pq'[n % 2]}" for n in range(60)]
+    path.write_text("\n".join(["customer,kind,a,label", *lines]) + "\n")
+    found = validate(DataSpec(uri=str(path)))
+    [warning] = [one for one in found.warnings if one.kind == "identifier"]
+    assert warning.column == "customer"
+    assert "data.ignore: [customer] leaves it out" in warning.message
+    assert found.data is not None
+    assert found.data.inputs == {"numbers": (1,), "categories": (2,)}
+    ignored = validate(DataSpec(uri=str(path), ignore=("customer",)))
+    assert [one.kind for one in ignored.warnings if one.kind == "identifier"] == []
+    assert ignored.data is not None
+    assert ignored.data.inputs == {"numbers": (1,), "categories": (1,)}
+    made = prepared(DataSpec(uri=str(path), ignore=("customer",)), home)
+    assert made.schema.inputs == ignored.data.inputs
 
 
 @pytest.mark.parametrize("rows", [2, 40])
