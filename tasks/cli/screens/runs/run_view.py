@@ -9,11 +9,17 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
 
 from trainwright.tasks import chain
 from trainwright.tasks.cli.screens.console import err
 from trainwright.tasks.cli.screens.runs.train_view import TrainView
 from trainwright.tasks.errors import Interrupted
+
+
+_NAMED = 10
+"""Characters in which a line names what it is about."""
+_STYLES = {"note": "dim", "lost": "bold yellow"}
 
 
 class Watch:
@@ -23,7 +29,7 @@ class Watch:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(24),
+            BarColumn(24, complete_style="cyan", finished_style="cyan"),
             TextColumn("{task.fields[note]}"),
         )
         self._progress = Progress(*columns, console=err, auto_refresh=False)
@@ -82,7 +88,7 @@ class Watch:
             self._step(event)
         elif kind == "epoch":
             figures = "  ".join(
-                f"{name} {event[name]:.4f}"
+                f"{name.replace('_', ' ')} {event[name]:.4f}"
                 for name in ("train_loss", "loss", "accuracy")
                 if event.get(name) is not None
             )
@@ -106,7 +112,7 @@ class Watch:
         self._end()
         if event["state"] == "failed":
             stopped = event["error"]["kind"] == Interrupted.kind
-            self._line(f"{name:<10} {'stopped' if stopped else 'failed'}")
+            err.print(f"[bold]{name:<10}[/] {'stopped' if stopped else '[red]failed[/]'}")
         elif name != "release":
             summary = chain.step(name).summary(event["summary"])
             self._line(f"{name:<10} {event['seconds']:6.1f} s  {summary}")
@@ -135,4 +141,9 @@ class Watch:
             self._task = None
 
     def _line(self, text: str) -> None:
-        err.print(escape(text), soft_wrap=True)
+        """Print a line: what it is about in bold; dim, if it is about a part of a step."""
+        name = text[:_NAMED]
+        style = _STYLES.get(name.strip(), "bold")
+        line = Text(text, style="dim" if not name.strip() else "")
+        line.stylize(style, 0, len(name.rstrip()))
+        err.print(line, soft_wrap=True)

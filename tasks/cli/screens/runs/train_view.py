@@ -98,7 +98,14 @@ class TrainView:
         if self._latest is None:
             return Text()
         bar = Table.grid(expand=True)
-        bar.add_row(ProgressBar(total=self._latest["steps"], completed=self._latest["step"]))
+        bar.add_row(
+            ProgressBar(
+                total=self._latest["steps"],
+                completed=self._latest["step"],
+                complete_style="cyan",
+                finished_style="cyan",
+            )
+        )
         return Group(Text(self.headline(), no_wrap=True, overflow="ellipsis"), bar, self._table())
 
     def _table(self) -> Table:

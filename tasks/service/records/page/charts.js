@@ -62,6 +62,7 @@ function farApart(values) {
 }
 
 const powers = (_, splits) => splits.map((value) => (Number.isInteger(Math.log10(value)) ? value : null));
+const decades = (one) => ({ ...one, filter: powers, grid: { ...one.grid, filter: powers }, ticks: { ...one.ticks, filter: powers } });
 
 // Lines over a shared x. `set(data, names)`: data in uPlot's form, a name for each line; `band`: predicted {low, median, high}.
 // `log`: a logarithmic scale if the values are positive and wide apart.
@@ -108,7 +109,7 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
         });
         chart = mount({
           scales: { x: { time: false }, y: wide ? { distr: 3 } : {} },
-          axes: [{ ...axis(x), ...(x === "step" ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) }, wide ? { ...axis("", true), filter: powers } : axis("", true)],
+          axes: [{ ...axis(x), ...(x === "step" ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) }, wide ? decades(axis("", true)) : axis("", true)],
           legend: { markers: { width: 0, fill: (_, index) => colour(index > count ? "muted" : `hue-${(index - 1) % 8}`) } },
           series: [{ label: x, value: (_, value) => (value === null ? "" : short(value)) }, ...series],
           bands: band ? [{ series: [count + 3, count + 1], fill: () => colour("band") }] : [],

@@ -190,7 +190,7 @@ function curves(room) {
     batch.set(series.byRank("batch_size"), names);
     speed.set(series.joint(throughput), ["all ranks"]);
     const metrics = [...new Set(series.epochs.flatMap((row) => Object.keys(row)))].filter(
-      (name) => !["step", "epoch", "loss", "train_loss", "duration_s"].includes(name));
+      (name) => !["step", "epoch", "loss", "log_loss", "train_loss", "duration_s"].includes(name));
     quality.set([series.epochs.map((row) => row.epoch + 1), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics.map((name) => name.replaceAll("_", " ")));
   };
 }
