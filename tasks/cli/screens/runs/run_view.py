@@ -16,7 +16,6 @@ from trainwright.tasks.cli.screens.console import err
 from trainwright.tasks.cli.screens.runs.train_view import TrainView
 from trainwright.tasks.errors import Interrupted
 
-
 _NAMED = 10
 """Characters in which a line names what it is about."""
 _STYLES = {"note": "dim", "lost": "bold yellow"}
