@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from trainwright.infra.process import dying_with_parent
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scancel", "scontrol", "sinfo")
 _PREEMPTION_GRACE_S = 20
 _SILENCE_S = 10
+_UNUSED_MAJOR = 240
 _CONFIG = """
 ClusterName=lab
 SlurmctldHost={here}({driver})
@@ -54,15 +56,20 @@ KillWait=2
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 PriorityType=priority/basic
+GresTypes=gpu
 {nodes}
 PartitionName=work Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace} DefMemPerCPU=100
 PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF DefMemPerCPU=100
 PartitionName=closed Nodes=ALL DisableRootJobs=YES
+PartitionName=theirs Nodes=ALL AllowAccounts=physics DefMemPerCPU=100
 """
 
 
 class SlurmLab:
-    """The cluster. Its nodes have one CPU and 3 GiB each; `fast` is a feature of h1."""
+    """The cluster. Its nodes have one CPU and 3 GiB each; h1 also `fast`, a feature, and a GPU.
+
+    The GPU is a fake, the fourth device node of its kind. Nobody may open it.
+    """
 
     def __init__(self, made: lab.Lab) -> None:
         self.lab = made
@@ -77,7 +84,7 @@ class SlurmLab:
         (self.folder / "state").mkdir()
         nodes = "\n".join(
             f"NodeName={one.name} NodeAddr={one.address} CPUs=1 RealMemory=3072"
-            f"{' Feature=fast' if one.name == 'h1' else ''}"
+            f"{' Feature=fast Gres=gpu:a100:1' if one.name == 'h1' else ''}"
             for one in self.lab.hosts
         )
         config = _CONFIG.format(
@@ -90,6 +97,9 @@ class SlurmLab:
             nodes=nodes,
         )
         self.config.write_text(config)
+        gpu = self.folder / "nvidia3"
+        os.mknod(gpu, stat.S_IFCHR, os.makedev(_UNUSED_MAJOR, 3))
+        (self.folder / "gres.conf").write_text(f"NodeName=h1 Name=gpu Type=a100 File={gpu}\n")
         prolog = self.folder / "task_prolog"  # what it prints, Slurm sets for a job's processes
         prolog.write_text(
             f"#!/bin/sh\necho export CONTAINERS_CONF={self.lab.folder}/containers.conf\n"

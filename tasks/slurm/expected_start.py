@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.settings import Settings
@@ -15,8 +15,6 @@ from trainwright.tasks.slurm.job_options import job_options
 from trainwright.tasks.spec.pool import Device, Pool
 
 _START = re.compile(r"Job \d+ to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) using", re.MULTILINE)
-_ENDLESS = timedelta(days=180)
-"""Slurm takes a job without a time limit for one of a year."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,11 @@ def expected_start(pool: Pool, devices: Sequence[Device], settings: Settings) ->
 
 
 def start_after_s(stderr: str, now: datetime) -> ExpectedStart:
-    """What `srun --test-only` says. Its times are this machine's local ones, without a zone."""
+    """What `srun --test-only` says."""
     found = _START.search(stderr)
     if found is None:
         return ExpectedStart(None, slurm_answers.why(stderr) or "srun --test-only says nothing")
-    after = datetime.fromisoformat(found[1]) - now
-    if after > _ENDLESS:
+    after = slurm_answers.until(found[1], now)
+    if after is None:
         return ExpectedStart(None, "jobs without a time limit are before it")
-    return ExpectedStart(max(0.0, after.total_seconds()))
+    return ExpectedStart(after.total_seconds())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-FORMAT = "%j|%T|%S|%r"
-"""squeue's format of a job: its name, state, (expected) start, and why it waits."""
+FORMAT = "%i|%j|%T|%S|%r"
+"""squeue's format of a job: its number, name, state, (expected) start, and why it waits."""
 WAITING = ("PENDING", "CONFIGURING")
 # Reasons for which a job waits until someone changes it: no node can ever take it.
 _NEVER = re.compile(
     r"BadConstraints|PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|InvalidAccount|"
-    r"InvalidQOS|\w+Max\w+PerJob\w*|AssocGrp\w+MinutesLimit"
+    r"InvalidQOS|\w+Max\w+PerJob\w*|AssocGrp\w+MinutesLimit|Job's (account|QOS) not .*"
 )
 _REFUSALS = re.compile(
     r"nvalid (partition|feature|account|qos|node name|user id|generic resource|reservation|"
@@ -23,6 +24,8 @@ _NOISE = re.compile(
     r"^srun: (job \d+ |Force Terminated|Job step aborted|forcing job termination|"
     r"Terminating|launch/slurm: _step_signal)|^\w+: error: If munged is up"
 )
+_ENDLESS = timedelta(days=180)
+"""Slurm takes a job without a time limit for one of a year."""
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?:DUE TO )?(.+?) \*\*\*")
 
 
@@ -30,9 +33,16 @@ _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?:DUE
 class QueuedJob:
     """A job in Slurm's queue; one that runs is in it too."""
 
+    number: str
     state: str
     starts: str
+    """when it is expected to; empty: not known"""
     reason: str
+
+    @property
+    def in_words(self) -> str:
+        """Where it is, as in `in Slurm's queue: job 12 (Resources)`."""
+        return f"in Slurm's queue: job {self.number} ({self.reason})"
 
     @property
     def never_starts(self) -> bool:
@@ -40,12 +50,23 @@ class QueuedJob:
         return _NEVER.fullmatch(self.reason) is not None
 
 
-def waiting(listed: str) -> dict[str, QueuedJob]:
+def until(start: str, now: datetime) -> timedelta | None:
+    """The time until a start that Slurm expects; None if it only ends jobs without a time limit.
+
+    Slurm's times are this machine's local ones, without a zone.
+    """
+    after = datetime.fromisoformat(start) - now
+    return None if after > _ENDLESS else max(after, timedelta())
+
+
+def waiting(listed: str, now: datetime) -> dict[str, QueuedJob]:
     """The jobs that squeue lists, by name."""
     found = {}
     for line in listed.splitlines():
-        name, state, starts, reason = line.split("|", 3)
-        found[name] = QueuedJob(state, "" if starts == "N/A" else starts, reason.strip())
+        number, name, state, starts, reason = line.split("|", 4)
+        if starts == "N/A" or until(starts, now) is None:
+            starts = ""
+        found[name] = QueuedJob(number, state, starts, reason.strip())
     return found
 
 

@@ -195,8 +195,8 @@ def test_a_slurm_connection_finds_the_cluster_and_its_partitions(
     connect(monkeypatch, "slurm", extra={"config": config, "partition": "work,urgent"})
     assert SlurmHook("mine").test_connection() == (
         True,
-        "Slurm answers; partitions: work, urgent, closed",
+        "Slurm answers; partitions: work, urgent, closed, theirs",
     )
     connect(monkeypatch, "slurm", extra={"config": config, "partition": "nope"})
-    with pytest.raises(BadInput, match="partition: got 'nope'; allowed: work, urgent, closed"):
+    with pytest.raises(BadInput, match="partition: got 'nope'; allowed: work, urgent, "):
         SlurmHook("mine").get_conn()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.request import Order
@@ -45,3 +47,22 @@ def numbered(devices: Sequence[PlannedDevice], address: str) -> list[PlannedDevi
         else:
             found.append(device)
     return found
+
+
+def require_gpus(devices: Sequence[PlannedDevice], address: str, visible: str) -> None:
+    """Check that a cluster gave a host the GPUs that the plan uses there. Raises BadInput.
+
+    `visible`: its CUDA_VISIBLE_DEVICES; if that is empty, the cluster does not say what it gave.
+    """
+    used = [
+        one
+        for one in devices
+        if one.address == address and one.engine != "ssh" and one.type not in HOST_MEMORY_TYPES
+    ]
+    given = [one for one in visible.split(",") if one not in ("", "NoDevFiles")]
+    if visible and len(given) < len(used):
+        raise BadInput(
+            f"host {address}: {used[0].engine} gave {len(given)} GPU(s) "
+            f"(CUDA_VISIBLE_DEVICES={visible}), and the plan uses {len(used)}; allowed: a kind of "
+            "GPU in the pool file (`gres`) that the cluster knows as GPUs"
+        )

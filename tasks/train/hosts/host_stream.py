@@ -22,7 +22,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
 from trainwright.tasks.train.hosts import versions
 from trainwright.tasks.train.hosts.container import contained, why_not_started
-from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest
+from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest, HostStanding
 
 HELLO_TIMEOUT_S = 60.0
 _LOOK_S = 0.5
@@ -48,6 +48,7 @@ class HostStream:
         self.log, self._asked, self._engine = log, asked, engine
         self._writing = threading.Lock()
         self._hung_up: str | None = None
+        self._reported = ("", False)
         self.queued = False
         """whether the engine has not granted the host yet"""
         self.waits = ""
@@ -111,15 +112,20 @@ class HostStream:
                 return
             if self.queued:
                 granted_at = None
-                if standing.why != self.waits:
-                    self.waits = standing.why
-                    then = f"; expected at {standing.expected}" if standing.expected else ""
-                    progress.emit("notice", message=f"{self} waits {standing.why}{then}")
+                self._report(standing)
             elif granted_at is None:
                 granted_at = time.monotonic()
             elif time.monotonic() - granted_at > HELLO_TIMEOUT_S:
                 self.hang_up(f"no answer in {HELLO_TIMEOUT_S:g} s")
                 return
+
+    def _report(self, standing: HostStanding) -> None:
+        """Report what the host waits for, and when it is expected, once each is known."""
+        if (standing.why, standing.expected != "") == self._reported:
+            return
+        self._reported, self.waits = (standing.why, standing.expected != ""), standing.why
+        then = f", expected at {standing.expected}" if standing.expected else ""
+        progress.emit("notice", message=f"{self} waits {standing.why}{then}")
 
     def error(self, why: str) -> TrainwrightError:
         """The engine's error for this host."""

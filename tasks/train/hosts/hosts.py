@@ -34,7 +34,7 @@ from trainwright.tasks.train.hosts.host_addresses import (
     reached_from,
 )
 from trainwright.tasks.train.hosts.host_engine import HostRequest
-from trainwright.tasks.train.hosts.host_order import order_there
+from trainwright.tasks.train.hosts.host_order import order_there, require_gpus
 from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
 from trainwright.tasks.train.hosts.remote_rank import (
     LaterShare,
@@ -132,10 +132,12 @@ class Hosts:
             raise BadInput(
                 f"{session}: {found[0]}; allowed: the same on all hosts", differences=found
             )
+        require_gpus(self._devices, session.address, there["gpus"])
         session.begin()
         self._images[session.address] = there["image"]
         if there["node"]:
-            progress.emit("notice", message=f"{session}: Slurm gave node {there['node']}")
+            gpus = f", GPU {there['gpus']}" if there["gpus"] else ""
+            progress.emit("notice", message=f"{session}: Slurm gave node {there['node']}{gpus}")
         return str(there["came_by"])
 
     def _stage_files(self, session: Session) -> None:

@@ -24,10 +24,10 @@ CAME_BY = "TRAINWRIGHT_CAME_BY"
 
 
 def facts() -> dict[str, Any]:
-    """Versions, the SHA-256 of trainwright's sources, image, node of a cluster, and the
-    address that it was started from.
+    """Versions, the SHA-256 of trainwright's sources, image, node of a cluster, GPUs that it
+    gave, and the address that it was started from.
 
-    The SHA-256 is None if trainwright is not installed; image and node are empty without one.
+    The SHA-256 is None if trainwright is not installed; the others are empty without one.
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
@@ -40,6 +40,8 @@ def facts() -> dict[str, Any]:
         "sources": sources_sha256(),
         "image": os.environ.get(IMAGE, ""),
         "node": os.environ.get("SLURMD_NODENAME", ""),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")
+        or os.environ.get("ROCR_VISIBLE_DEVICES", ""),
         "came_by": os.environ.get(CAME_BY)
         or os.environ.get("SSH_CONNECTION")
         or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),

@@ -122,8 +122,10 @@ def test_probe_writes_the_pool_of_a_real_cluster(tmp_path: Path, slurm: SlurmLab
     done = CliRunner().invoke(app, ["pool", "probe", "--slurm", "--json", "--out", str(out)])
     assert done.exit_code == 0, done.output
     pool = load_pool(out)
-    assert json.loads(done.stdout)["hosts"][0]["slurm"] == {"constraint": "fast"}
-    assert [host.name for host in pool.hosts] == ["cpu1", "cpu1-kind2-1", "cpu1-kind2-2"]
+    found = {one["name"]: one for one in json.loads(done.stdout)["hosts"]}
+    of_gpu = {"cpus_per_gpu": 1, "gres": "gpu:a100", "constraint": "fast"}
+    assert found["a100-40gb"]["slurm"] == of_gpu
+    assert [host.name for host in pool.hosts] == ["a100-40gb", "cpu1-1", "cpu1-2"]
     slurm.update_node("h2", "drain")
     try:
         shown = CliRunner().invoke(app, ["pool", str(out), "--json"])
@@ -137,7 +139,7 @@ def test_probe_writes_the_pool_of_a_real_cluster(tmp_path: Path, slurm: SlurmLab
         "h3": ("IDLE", 0),
     }
     lines = {" ".join(line.split()) for line in text.splitlines()}
-    assert "idle 2 0 of 2 work,urgent,closed h1, h3" in lines
+    assert "idle 2 0 of 2 work,urgent,closed,theirs h1, h3" in lines
     assert "free" not in text
     assert "asked for at training" in text
 

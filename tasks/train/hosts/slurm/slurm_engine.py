@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainwrightError
 from trainwright.tasks.settings import Settings
@@ -73,13 +74,13 @@ class SlurmEngine:
             return HostStanding("granted")
         if job.never_starts:
             return HostStanding("refused", job.reason)
-        return HostStanding("queued", f"in Slurm's queue ({job.reason})", job.starts)
+        return HostStanding("queued", job.in_words, job.starts)
 
     def _ask(self) -> dict[str, slurm_answers.QueuedJob]:
         """This user's jobs. Raises ServiceUnreachable."""
         format_ = f"--format={slurm_answers.FORMAT}"
         listed = slurm_commands.said(self._settings, "squeue", "--noheader", "--me", format_)
-        return slurm_answers.waiting(listed)
+        return slurm_answers.waiting(listed, datetime.now())
 
     def why_ended(self, stderr: str, code: int | None) -> str:
         """As `HostEngine`."""

@@ -43,6 +43,7 @@ from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.hosts import arrivals, reconnect
 from trainwright.tasks.train.hosts.host_engine import HostRequest
+from trainwright.tasks.train.hosts.host_order import numbered
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
 
@@ -86,7 +87,8 @@ def test_nodes_reach_the_same_losses_as_this_machine(
         ({"constraint": "slow"}, 1, "Invalid feature specification; got .*--constraint=slow"),
         ({"node": "h9"}, 1, "Invalid node name specified"),
         ({"partition": "closed"}, 1, "Invalid user id; got .*--partition=closed"),
-        ({"gres": "gpu:a100"}, 1, "Invalid generic resource"),
+        ({"gres": "tpu"}, 1, "Invalid generic resource"),
+        ({"partition": "theirs", "account": "us"}, 1, "Job's account not .* this partition"),
         ({}, 40, "PartitionConfig; got --cpus-per-task=40"),
     ],
 )
@@ -110,15 +112,28 @@ def test_what_slurm_refuses_is_told_in_one_line(
     assert until(lambda: left(slurm) == [], 10), left(slurm)
 
 
-def ask(pool: Pool, device: PlannedDevice, folder: Path) -> None:
-    """Ask for a host with this device."""
+def ask(pool: Pool, device: PlannedDevice, folder: Path) -> dict[str, Any]:
+    """Ask for a host with this device; what it says of itself."""
     (folder / "logs").mkdir()
-    asked = HostRequest(pool.hosts[0], (device,), "python3")
+    asked = HostRequest(pool.hosts[0], (device,), sys.executable)
     session = Session(asked, SlurmEngine(pool, Settings(), "case"), folder)
     try:
-        session.hello()
+        return session.hello()
     finally:
         session.close(1.0)
+
+
+def test_a_host_sees_the_gpu_of_its_job_under_the_number_that_ranks_use(
+    tmp_path: Path, slurm: SlurmLab
+) -> None:
+    """The GPU is a fake: a device node. It is the fourth of its node, and the first of the job."""
+    pool = Pool.model_validate(pool_of(slurm, 1, 1.0, {"gres": "gpu:a100"}))
+    device = PlannedDevice.model_construct(
+        type="nvidia-a100-80gb", engine="slurm", address="cpu", index=3
+    )
+    found = ask(pool, device, tmp_path)
+    assert (found["node"], found["gpus"]) == ("h1", "0")
+    assert [str(one.index) for one in numbered([device], "cpu")] == found["gpus"].split(",")
 
 
 @pytest.mark.parametrize("absent", ["munge", "controller", "commands"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.slurm import slurm_answers
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest
-from trainwright.tasks.train.hosts.host_order import numbered
+from trainwright.tasks.train.hosts.host_order import numbered, require_gpus
 from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
 
 GPU = "nvidia-a100-80gb"
@@ -93,6 +94,20 @@ def test_devices_are_numbered_as_the_job_sees_them() -> None:
     assert [one.index for one in numbered(by_ssh, "a")] == [2, 5, 7]
 
 
+def test_fewer_gpus_than_the_plan_uses_are_refused() -> None:
+    devices = [
+        PlannedDevice.model_construct(type=kind, address="a", index=0, engine="slurm")
+        for kind in (GPU, GPU, "cpu")
+    ]
+    for visible in ("0,1", "2,5", ""):  # empty: the cluster does not say
+        require_gpus(devices, "a", visible)
+    for visible, count in (("3", 1), ("NoDevFiles", 0)):
+        with pytest.raises(BadInput, match=rf"gave {count} GPU\(s\) .* plan uses 2; allowed"):
+            require_gpus(devices, "a", visible)
+    by_ssh = [one.model_copy(update={"engine": "ssh"}) for one in devices]
+    require_gpus(by_ssh, "a", "3")
+
+
 MUNGE = """squeue: error: If munged is up, restart with --num-threads=10
 squeue: error: Munge encode failed: Failed to access "/run/x": No such file (Did you start munged?)
 squeue: error: slurm_send_node_msg: auth_g_create: REQUEST_JOB_INFO has authentication error
@@ -156,13 +171,17 @@ def test_srun_that_says_nothing_has_lost_its_job() -> None:
 
 def test_the_queue_says_which_jobs_wait_and_which_never_start() -> None:
     found = slurm_answers.waiting(
-        "a|PENDING|2026-01-01T12:00:00|Resources\nb|RUNNING|2026-01-01T00:00:00|None\n"
-        "c|PENDING|N/A|BadConstraints\nd|PENDING|N/A|ReqNodeNotAvail, UnavailableNodes:h2\n"
-        "e|PENDING|N/A|QOSMaxCpuPerJobLimit\n"
+        "1|a|PENDING|2026-01-01T12:00:00|Resources\n2|b|RUNNING|2026-01-01T00:00:00|None\n"
+        "3|c|PENDING|N/A|BadConstraints\n4|d|PENDING|N/A|ReqNodeNotAvail, UnavailableNodes:h2\n"
+        "5|e|PENDING|N/A|QOSMaxCpuPerJobLimit\n6|f|PENDING|2027-01-01T00:00:00|Priority\n"
+        "7|g|PENDING|N/A|Job's account not permitted to use this partition (a allows x not y)\n",
+        datetime(2026, 1, 1),
     )
     assert [name for name, job in found.items() if job.state in slurm_answers.WAITING] == [
-        *("a", "c", "d", "e")
+        *("a", "c", "d", "e", "f", "g")
     ]
-    assert [name for name, job in found.items() if job.never_starts] == ["c", "e"]
-    assert [found["a"].starts, found["d"].starts] == ["2026-01-01T12:00:00", ""]
+    assert [name for name, job in found.items() if job.never_starts] == ["c", "e", "g"]
+    # a job without a time limit is before f, and counts as one of a year
+    assert [found[one].starts for one in "adf"] == ["2026-01-01T12:00:00", "", ""]
+    assert found["a"].in_words == "in Slurm's queue: job 1 (Resources)"
     assert found["d"].reason == "ReqNodeNotAvail, UnavailableNodes:h2"
