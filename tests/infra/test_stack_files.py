@@ -122,7 +122,7 @@ def test_compose_and_kubernetes_run_the_same_commands_in_the_same_images() -> No
 
 def _examples(*names: str) -> dict[str, dict[str, Any]]:
     """Documents of examples, by kind."""
-    texts = [(STACK / "examples" / name).read_text() for name in names]
+    texts = [(STACK / name).read_text() for name in names]
     return {one["kind"]: one for text in texts for one in yaml.safe_load_all(text)}
 
 
@@ -145,7 +145,7 @@ def test_the_example_of_a_training_refers_to_what_the_stack_has(version: str) ->
 def test_the_example_of_a_training_on_several_pods_has_what_its_launcher_needs(
     version: str,
 ) -> None:
-    found = _examples("launcher.yaml", "training-hosts.yaml")
+    found = _examples("launcher/launcher.yaml", "examples/training-hosts.yaml")
     for document in found.values():
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"]["namespace"] == KUSTOMIZATION["namespace"]
@@ -159,8 +159,28 @@ def test_the_example_of_a_training_on_several_pods_has_what_its_launcher_needs(
     assert pool.kubernetes.namespace == KUSTOMIZATION["namespace"]
 
 
+def test_the_component_gives_the_worker_the_rights_of_a_launcher() -> None:
+    component = yaml.safe_load((STACK / "launcher" / "kustomization.yaml").read_text())
+    assert component["kind"] == "Component"
+    assert component["resources"] == ["launcher.yaml"]
+    (patch,) = [_examples(f"launcher/{one['path']}") for one in component["patches"]]
+    ((kind, found),) = patch.items()
+    (worker,) = [
+        one
+        for one in DOCUMENTS
+        if (one["kind"], one["metadata"]["name"]) == (kind, found["metadata"]["name"])
+    ]
+    launcher, pod = _pod(_examples("examples/training-hosts.yaml")["Job"]), _pod(found)
+    assert pod["serviceAccountName"] == launcher["serviceAccountName"]
+    assert pod["automountServiceAccountToken"]
+    (container,) = pod["containers"]
+    assert container["name"] in [one["name"] for one in _pod(worker)["containers"]]
+    assert container["volumeMounts"][0] in launcher["containers"][0]["volumeMounts"]
+    assert pod["volumes"][0] in launcher["volumes"]
+
+
 def test_the_example_for_kubeflow_has_the_launcher_of_the_one_without_it() -> None:
-    found, schemas = _examples("training-kubeflow.yaml"), json.loads(KUBEFLOW.read_text())
+    found, schemas = _examples("examples/training-kubeflow.yaml"), json.loads(KUBEFLOW.read_text())
     runtime, job = found["TrainingRuntime"], found["TrainJob"]
     for document in (runtime, job):
         jsonschema.validate(document, schemas[document["kind"]])
@@ -171,7 +191,7 @@ def test_the_example_for_kubeflow_has_the_launcher_of_the_one_without_it() -> No
     of_node = {"apiVersion": "batch/v1", "kind": "Job", **node["template"]}
     kubernetes_validate.validate(of_node, KUBERNETES[-1], strict=True)
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    plain = _pod(_examples("training-hosts.yaml")["Job"])
+    plain = _pod(_examples("examples/training-hosts.yaml")["Job"])
     (container,) = plain["containers"]
     assert container.pop("command") == job["spec"]["trainer"]["command"]
     assert _pod(node["template"]) == plain | {"containers": [container | {"name": node["name"]}]}

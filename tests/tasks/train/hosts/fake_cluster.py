@@ -21,7 +21,7 @@ import yaml
 from trainwright.tasks.train.hosts.kubernetes.manifests import SECRET_FOLDER
 
 ApiObject = dict[str, Any]
-_LAUNCHER = Path(__file__).parents[4] / "infra" / "stack" / "examples" / "launcher.yaml"
+_LAUNCHER = Path(__file__).parents[4] / "infra" / "stack" / "launcher" / "launcher.yaml"
 _ALLOWED = {
     kind: rule["verbs"]
     for document in yaml.safe_load_all(_LAUNCHER.read_text())
