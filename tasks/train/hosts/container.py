@@ -6,6 +6,7 @@ stream ends, and the container with it. Images are never pulled: a launch waits 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trainwright.tasks.spec.container_spec import Container
@@ -17,6 +18,7 @@ PYTHON = "python"
 """The Python in an image, if the pool names none: the first in its path."""
 _NOT_STARTED = 125
 """The exit code of podman and docker for a container that could not be started."""
+_OWN_ERROR = re.compile(r"Error: |docker: |Error response from daemon: ")
 # The image's id is known only to the host. All hosts with the same id run the same files.
 _ID = (
     'id=$({runtime} image inspect --format "{{{{.Id}}}}" "$1") || exit {code}; shift; '
@@ -72,8 +74,11 @@ def contained(
     return ["sh", "-c", script, "sh", *given, *words]
 
 
-def why_not_started(container: Container | None, why: str, code: int | None) -> str | None:
+def why_not_started(container: Container | None, stderr: str, code: int | None) -> str | None:
     """What the runtime says if it could not start the container, else None."""
     if container is None or code not in (_NOT_STARTED, 126, 127):
         return None
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    own = [line for line in lines if _OWN_ERROR.match(line)]  # an engine may say more after it
+    why = (own or lines or [f"exit code {code}"])[-1]
     return f"container: {container.runtime} can't run {container.image} there ({why})"

@@ -132,8 +132,8 @@ class HostStream:
         return self._engine.error(self._asked, why)
 
     def _ended_early(self) -> TrainwrightError:
-        code, why = self._process.wait(), self._engine.why_ended(self._written(), None)
-        not_started = why_not_started(self._asked.container, why, code)
+        code = self._process.wait()
+        not_started = why_not_started(self._asked.container, self._written(), code)
         if not_started is None:
             return self.error(self.why_ended())
         return ServiceUnreachable(

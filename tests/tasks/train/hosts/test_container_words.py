@@ -84,8 +84,12 @@ def test_a_process_knows_the_id_of_its_image_and_has_the_cpus_of_slurms_job(
     assert lines[-4:] == ["train:1", *WORDS]
     absent = run("other:1")
     assert absent.returncode == 125
-    why = why_not_started(Container(image="other:1"), absent.stderr.strip(), absent.returncode)
-    assert why == ("container: podman can't run other:1 there (Error: other:1: no such image)")
+    for more in ("", "srun: error: h1: task 0: Exited with exit code 125\n"):
+        why = why_not_started(Container(image="other:1"), absent.stderr + more, absent.returncode)
+        assert why == "container: podman can't run other:1 there (Error: other:1: no such image)"
+    assert why_not_started(Container(image="a"), "", 127) == (
+        "container: podman can't run a there (exit code 127)"
+    )
 
 
 def test_a_host_has_its_own_container_or_the_pools() -> None:
