@@ -211,11 +211,10 @@ def _line(failed: Expectation) -> str:
     least = failed.expected.get("min_value")
     target = target_of(failed.column or "")
     if target is not None and failed.unexpected_count and least is not None:
+        count = failed.unexpected_count
+        rows = "1 row is" if count == 1 else f"{count} rows are"
         few = f"fewer than {least:g}" if least >= 1 else f"less than {100 * least:.3g} % of all"
-        return (
-            f"data.target {target!r}: {failed.unexpected_count} rows are of a class with {few} "
-            f"rows{_first_row(failed)}"
-        )
+        return f"data.target {target!r}: {rows} of a class with {few} rows{_first_row(failed)}"
     name = failed.expectation + (f"({failed.column})" if failed.column is not None else "")
     if failed.unexpected_count:
         rows = "row" if failed.unexpected_count == 1 else "rows"

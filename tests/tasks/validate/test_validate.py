@@ -161,7 +161,7 @@ def test_the_first_data_is_rejected_for_faults_that_no_data_may_have(tmp_path: P
         ("expect_column_values_to_be_between", "rows with this label"): (1, [9]),
         ("expect_column_values_to_not_be_null", "label"): (1, [11]),
     }
-    said = "data.target 'label': 1 rows are of a class with fewer than 2 rows, the first is row 9"
+    said = "data.target 'label': 1 row is of a class with fewer than 2 rows, the first is row 9"
     assert said in failure_line(validation)
 
 
