@@ -232,7 +232,7 @@ def predicted_and_measured(
             )
             if device.step_time_s is not None:
                 time = curve.step_time(device.batch_size, pieces)
-                name = f"own step time of {device.id}"
+                name = f"own step time of {device.id}, {device.batch_size} samples"
                 rows.append(
                     _compared(
                         name, "s", time.median, time.low, time.high, device.step_time_s.median
