@@ -9,6 +9,7 @@ PACKAGES := dags operators tasks estimator infra
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 # Test files run in parallel, the longest first (tests/conftest.py).
 BESIDE := -n logical --dist loadfile --no-loadscope-reorder
+WORKERS := $(shell expr $$(nproc) + 1)
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := iverilog postgresql redis-server openssh-server chromium openssh-client iproute2 \
 	podman runc iptables netavark slurmctld slurmd slurm-client munge
@@ -55,11 +56,11 @@ run: setup ## train the digits example, all steps, through Airflow
 test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(BESIDE) $(OPTIONS)
 
-# Slow tests start whole systems, so those that fail on a busy machine run once more, alone.
+# Many tests wait for processes, so there is a worker more than cores. Those that fail beside others on a busy machine
+# run once more, alone.
 test-all: setup setup-system ## run all tests; a test that is skipped fails
-	$(BIN)/python -m pytest -m "not slow" --no-skips --durations 20 $(BESIDE)
-	$(BIN)/python -m pytest -m slow --no-skips --durations 40 $(BESIDE) \
-	|| $(BIN)/python -m pytest -m slow --no-skips --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest --no-skips --durations 60 $(BESIDE) -n $(WORKERS) \
+	|| $(BIN)/python -m pytest --no-skips --last-failed --last-failed-no-failures none
 
 # In a fresh environment of its own. pip may report conflicts with pins of the lock file: that is the test.
 test-with: ## run TESTS with other versions: make test-with PYTHON=python3.12 WITH='torch==2.11.*' TESTS=tests/estimator

@@ -188,7 +188,9 @@ def test_predicted_and_measured_values_have_an_error_and_whether_the_interval_he
     assert (energy["error"], energy["inside"]) == (pytest.approx(-0.5), False)
     assert "cost" not in rows
     assert rows["memory of here/cpu-0"]["inside"] is True
-    assert rows["own step time of here/cpu-1"]["predicted"] == pytest.approx(0.016)
+    (own,) = [name for name in rows if name.startswith("own step time of here/cpu-1, ")]
+    assert own.endswith(f", {run.read(Result).devices[1].batch_size} samples")
+    assert rows[own]["predicted"] == pytest.approx(0.016)
 
 
 def test_a_configured_step_time_has_no_interval(store: str) -> None:
