@@ -40,6 +40,17 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
+def coarse(value: float | None) -> str:
+    """20.6 -> 20.6 s, 147 -> 2 min, 5400 -> 1.5 h, 200000 -> 2 days: for narrow columns."""
+    if value is None or value < 60:
+        return seconds(value)
+    if value < 3600:
+        return f"{value / 60:.0f} min"
+    if value < 2 * 86400:
+        return f"{plain(value / 3600, 2)} h"
+    return counted(int(value // 86400), "day")
+
+
 def amount(value: float | None, unit: str = "") -> str:
     """123456789 FLOP -> 123 MFLOP."""
     if value is None:

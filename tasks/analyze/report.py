@@ -25,7 +25,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
-from trainwright.tasks.units import amount, plain, seconds, size
+from trainwright.tasks.units import amount, counted, plain, seconds, size
 from trainwright.tasks.validate.rejection_page import drift_section, warning_section
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def page(
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
         exports_section(run),
-        f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>",
+        f"<h2>Compared with {counted(report.runs_compared, 'earlier run')}</h2>",
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
     head = str(Resources(mode="inline", components=["bokeh"]).render())

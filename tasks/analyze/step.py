@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.runs.artefacts.report_figures import Report
+from trainwright.tasks.units import counted
 
 
 def work(context: RunContext) -> Reference:
@@ -23,5 +24,5 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """One line, as in `compared with 3 earlier run(s)`."""
-    return f"compared with {reference['runs_compared']} earlier run(s)"
+    """One line, as in `compared with 3 earlier runs`."""
+    return f"compared with {counted(reference['runs_compared'], 'earlier run')}"

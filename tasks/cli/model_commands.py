@@ -268,7 +268,7 @@ def estimate(
         *(_measured_on(measured) if measured is not None else []),
         *[("note", note) for note in document["notes"]],
         *(
-            [("corrected by", f"{document['learned_from']} finished run(s)")]
+            [("corrected by", units.counted(document["learned_from"], "finished run"))]
             if store is not None
             else []
         ),

@@ -264,6 +264,7 @@ def analyze(
     from trainwright.tasks.runs.artefacts.training_result import Result
     from trainwright.tasks.runs.run import list_runs, resolve
     from trainwright.tasks.settings import Settings
+    from trainwright.tasks.units import counted
 
     settings = Settings.from_environment()
     if run_id is not None:
@@ -285,7 +286,7 @@ def analyze(
     lines = [
         ("run", report.run),
         ("report", f"{chosen.uri}/{report.html}"),
-        ("compared with", f"{report.runs_compared} run(s)"),
+        ("compared with", counted(report.runs_compared, "run")),
     ]
     console.facts("report", lines)
 

@@ -113,22 +113,29 @@ def _table(documents: list[dict[str, Any]]) -> RenderableType:
     rows = [
         (
             str(one["job"]),
-            console.state(str(one["state"]), one["stored"])
-            + (f" ({one['step']})" if one["step"] else ""),
+            _state(one),
             _one_metric(one["metrics"]),
             _age(str(one["id"])),
-            units.seconds(one["seconds"]),
+            units.coarse(one["seconds"]),
             str(one["id"]),
         )
         for one in documents
     ]
     return console.grid(
         units.counted(len(rows), "run"),
-        ("job", "state", "result", "age", "duration", "run"),
+        ("job", "state", "result", "age", "took", "run"),
         rows,
         right=(3, 4),
-        whole=(0, 5),
+        whole=(0, 3, 4, 5),
     )
+
+
+def _state(one: dict[str, Any]) -> str:
+    """Short, so that a row fits 80 columns; the step of a run that goes on."""
+    from trainwright.tasks.cli.screens import console
+
+    words = console.state(str(one["state"]), one["stored"]).removeprefix("trained, ")
+    return f"{words} ({one['step']})" if one["step"] else words
 
 
 def _age(identifier: str) -> str:
@@ -137,7 +144,7 @@ def _age(identifier: str) -> str:
 
     begun = datetime.strptime(identifier[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     age_s = max(0.0, (datetime.now(UTC) - begun).total_seconds())
-    return units.counted(int(age_s // 86400), "day") if age_s >= 2 * 86400 else units.seconds(age_s)
+    return units.coarse(age_s)
 
 
 def _one_metric(metrics: dict[str, float]) -> str:

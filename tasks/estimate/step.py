@@ -20,6 +20,7 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import require_possible, usable
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.spec.train_spec import check_batch_size
+from trainwright.tasks.units import counted
 
 
 def work(context: RunContext) -> Reference:
@@ -42,10 +43,10 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """One line, as in `2 kind(s) of device, calibrated, corrected by 3 earlier run(s)`."""
+    """One line, as in `2 kinds of device, calibrated, corrected by 3 earlier runs`."""
     learned_from = reference["learned_from"]
-    learned = f", corrected by {learned_from} earlier run(s)" if learned_from else ""
-    return f"{reference['device_kinds']} kind(s) of device, {reference['mode']}{learned}"
+    learned = f", corrected by {counted(learned_from, 'earlier run')}" if learned_from else ""
+    return f"{counted(reference['device_kinds'], 'kind')} of device, {reference['mode']}{learned}"
 
 
 def predicted(run: Run) -> Estimate:

@@ -86,7 +86,7 @@ def test_a_cost_has_its_unit_and_no_exponent(
     run.write(result.model_copy(update={"measured": measured}))
     document, lines = shown(run)
     assert document["currency"] == currency
-    figures = "0.0000254 0.00000636 0.000104 0.00003 inside"
+    figures = "0.00002540 0.00000636 0.00010400 0.00003000 inside"
     assert f"cost, {unit} {figures}" in lines
 
 
@@ -156,10 +156,10 @@ def test_a_training_that_was_not_stored_says_so(home: Path, tmp_path: Path) -> N
     document, lines = shown(run)
     assert (document["state"], document["manifest"]) == ("success", None)
     assert "state trained, not stored" in lines
-    assert "trained, not" in command("runs", "--store", run.store_uri).stdout
+    assert "not stored" in command("runs", "--store", run.store_uri).stdout
     run.write(Manifest(run=run.uri, sealed_at="now", files={}))
     assert "state success" in shown(run)[1]
-    assert "trained, not" not in command("runs", "--store", run.store_uri).stdout
+    assert "not stored" not in command("runs", "--store", run.store_uri).stdout
 
 
 def test_a_finished_runs_summary_fits_a_screen_and_says_where_the_rest_is(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.units import amount, counted, plain, seconds, size
+from trainwright.tasks.units import amount, coarse, counted, plain, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,18 @@ def test_a_count_has_its_noun_in_singular_or_plural() -> None:
         "2 candidates",
         "1,200 candidates",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (20.6, "20.6 s"),
+        (147.0, "2 min"),
+        (5400.0, "1.5 h"),
+        (86400.0, "24 h"),
+        (200_000.0, "2 days"),
+    ],
+)
+def test_a_time_in_a_list_has_one_unit(value: float | None, text: str) -> None:
+    assert coarse(value) == text

@@ -12,6 +12,9 @@ ENERGIES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
 SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
+_MOST_DECIMALS = 9
+
+
 def money(currency: str | None) -> Units:
     """A pool's currency; if the pool does not name one, its prices have no unit."""
     return ((1.0, currency or "units"),)
@@ -30,7 +33,7 @@ def unit_of(values: Iterable[float | None], units: Units) -> tuple[float, str]:
 def column(values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
     """A unit for these values, and all of them in it, with the same number of decimals.
 
-    The least value has three significant digits, unless that takes more than six decimals.
+    The least value has three significant digits, unless that takes more than nine decimals.
     """
     given = list(values)
     scale, unit = unit_of(given, units)
@@ -39,7 +42,7 @@ def column(values: Iterable[float | None], units: Units) -> tuple[str, list[str]
     )
     if not least:
         return unit, ["-" if value is None else f"{value:g}" for value in given]
-    decimals = min(6, max(0, 2 - math.floor(math.log10(least / scale))))
+    decimals = min(_MOST_DECIMALS, max(0, 2 - math.floor(math.log10(least / scale))))
     return unit, ["-" if value is None else f"{value / scale:.{decimals}f}" for value in given]
 
 

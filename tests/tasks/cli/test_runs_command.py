@@ -60,7 +60,7 @@ def test_runs_are_filtered_by_job_state_and_age(
 
 def test_in_80_columns_job_and_state_come_first_and_nothing_is_cut_off(store: str) -> None:
     lines = command("runs", "--store", store).stdout.splitlines()
-    assert lines[1].split() == ["job", "state", "result", "age", "duration", "run"]
+    assert lines[1].split() == ["job", "state", "result", "age", "took", "run"]
     assert max(map(len, lines)) <= 80
     assert [line.split()[-1][-6:] for line in lines[2:] if line.split()] == ["abcdef"] * 4
     assert all(line.split()[0] in ("young", "old") for line in lines[2:] if line.split())

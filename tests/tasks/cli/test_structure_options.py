@@ -133,7 +133,7 @@ def test_an_estimate_shows_the_number_of_correcting_runs_only_with_a_store(
     with_store = CliRunner().invoke(app, [*options, "--store", f"file://{tmp_path / 'store'}"])
     assert "step time" in alone.output
     assert "corrected by" not in alone.output
-    assert "0 finished run(s)" in with_store.output
+    assert "0 finished runs" in with_store.output
 
 
 @pytest.mark.parametrize(("family", "said"), [("rnn", True), ("matmul", False)])

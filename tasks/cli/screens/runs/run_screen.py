@@ -16,7 +16,7 @@ from trainwright.tasks.cli.screens.console import KEPT, facts, state, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, Units, column, money
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
-from trainwright.tasks.units import amount, counted, plain, seconds, size
+from trainwright.tasks.units import amount, counted, seconds, size
 
 _DEVICES_SHOWN = 8
 _STEPS_SHOWN = 3
@@ -36,7 +36,7 @@ def show_run(document: dict[str, Any], command: str, *, everything: bool = False
     lines += _recipe_lines(document, everything)
     lines += _place_lines(document, command)
     if not everything and document["measured"] is not None:
-        lines.append(("more", f"{command} --all"))
+        lines.append(("more", f"{command} --all".replace(" ", KEPT)))
     at = dict(lines)["state"]
     styles = {"state": _STATE_STYLES.get(at, ""), "error": "red", "target": _target_style(document)}
     facts(_headline(document), lines, styles)
@@ -136,7 +136,7 @@ def _place_lines(document: dict[str, Any], command: str) -> list[tuple[str, str]
         lines.append(("newest checkpoint", newest))
     lines.append(("run", document["run"]))
     if document["report"]:
-        lines.append(("report", f"{command} --report report.html"))
+        lines.append(("report", f"{command} --report report.html".replace(" ", KEPT)))
     for one in document["exports"]:
         value = one["metrics"]["exported"]
         where = f"{document['run']}/{EXPORT_FOLDER}{one['kind']}"
@@ -178,11 +178,7 @@ def _row(
 ) -> tuple[str | Text, ...]:
     """`comparable`: an early stopped training is not what was predicted, but for its steps."""
     given = [None, None, None] if ends is None else [ends["median"], ends["low"], ends["high"]]
-    if units in (TIMES, ENERGIES):
-        unit, texts = column([*given, value], units)
-    else:
-        unit = units[0][1]
-        texts = ["-" if one is None else plain(one) for one in (*given, value)]
+    unit, texts = column([*given, value], units)
     inside = Text()
     # The time of an emulated device is set, so it has no interval.
     if comparable and ends is not None and value is not None and ends["low"] < ends["high"]:
