@@ -30,8 +30,9 @@ class ClusterLogin:
         if not api and not token:
             return None
         if not _API.fullmatch(api):
+            shown = re.sub(r"//.*@", "//…@", api)[:80]  # without a password
             raise BadInput(
-                f"{where}: API server: got {api[:80]!r}; allowed: https://host:port, without user, "
+                f"{where}: API server: got {shown!r}; allowed: https://host:port, without user, "
                 "password or path"
             )
         if not re.fullmatch(r"[!-~]+", token):
