@@ -130,6 +130,10 @@ def plan(
             help="draw time against energy and cost, and the timeline of a step: .svg or .html",
         ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="also other choices, each device's step, what was searched"),
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -187,7 +191,7 @@ def plan(
     if as_json:
         print_model(result)
         return
-    show_plan(result)
+    show_plan(result, everything=everything)
 
 
 def _why_late(joint: JointPlan) -> str:

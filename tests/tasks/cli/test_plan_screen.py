@@ -122,7 +122,7 @@ def test_the_plan_fits_80_columns_with_whole_words_and_names_the_holders(
         ).stdout
         shown = {
             columns: subprocess.run(
-                command,
+                [*command, "--all"],
                 capture_output=True,
                 text=True,
                 timeout=200,
@@ -181,7 +181,7 @@ def test_a_plan_shows_its_micro_batches_and_each_limit_beside_its_value(
         Estimate(mode="calibrated", gradient_bytes=1e6, curves=[curve]),
         schema,
     )
-    plan_screen.show_plan(plan)
+    plan_screen.show_plan(plan, everything=True)
     lines = capsys.readouterr().out.splitlines()
     assert plan.not_exceeded is not None
     assert any(f"in {plan.accumulation} micro-batches" in line for line in lines)
@@ -205,7 +205,7 @@ def test_a_plan_shows_its_micro_batches_and_each_limit_beside_its_value(
 
 def shown(plan: Plan, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of a plan's screen, with single spaces."""
-    plan_screen.show_plan(plan)
+    plan_screen.show_plan(plan, everything=True)
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -228,6 +228,18 @@ MIXED: dict[str, Any] = {
 def mixed(**job: Any) -> Plan:
     t4 = curve(1.0).model_copy(update={"device_type": "nvidia-t4", "cores": None})
     return planned(MIXED, curves=[curve(1.0), curve(0.5), t4], now=NOON, **job)
+
+
+def test_a_plan_begins_with_its_answer_and_fits_a_screen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = mixed()
+    plan_screen.show_plan(plan, everything=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "samples, about" in lines[0]
+    assert lines[-1] == "more: the same command with --all, or --json"
+    assert len(lines) <= 40
+    assert len(shown(plan, capsys)) > len(lines)
 
 
 def test_the_table_has_prices_in_the_pools_currency_with_rent_and_energy_apart(

@@ -38,15 +38,21 @@ _LONG_ID = 26
 _GROUPS_SHOWN = 12
 
 
-def show_plan(plan: Plan) -> None:
-    """A plan: in a sentence; its devices, what is predicted, other choices, what was searched."""
+def show_plan(plan: Plan, *, everything: bool) -> None:
+    """A plan: in a sentence; its devices, what is predicted, its layout, and what is held now.
+
+    With `everything`, also each device's part of a step, other choices, and what was searched.
+    """
     out.print(plan_sentence(plan), style="bold", markup=False)
     out.print()
     _show_devices(plan)
     _show_predicted(plan)
     _show_layout(plan)
-    _show_steps(plan)
     show_held(plan.held)
+    if not everything:
+        out.print("more: the same command with --all, or --json", style="dim")
+        return
+    _show_steps(plan)
     show_kinds(plan.predicted.by_kind if plan.predicted is not None else [])
     _show_alternatives(plan)
     _show_batches(plan)
