@@ -24,7 +24,7 @@ from trainwright.infra.ports import free_ports
 from trainwright.infra.private_files import private_folder, write_private
 
 USER = "admin"
-_FIRST_PORT = 8080
+FIRST_PORT = 8080
 _COMPONENTS = {
     "api-server": ["api-server"],
     "scheduler": ["scheduler", "--skip-serve-logs"],
@@ -223,5 +223,5 @@ def _set_up(home: Path) -> None:
         _secrets_file(home, "fernet-key"),
         base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
     )
-    with free_ports(1, _FIRST_PORT) as port:
+    with free_ports(1, FIRST_PORT) as port:
         write_private(_secrets_file(home, "port"), str(port))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.infra.airflow import (
+    FIRST_PORT,
     USER,
     airflow_address,
     airflow_answers,
@@ -76,7 +77,7 @@ def down(home: Path) -> None:
 
 
 def status(home: Path) -> list[dict[str, Any]]:
-    """Each part's name, state, pid, address and log, and a note on how to log in.
+    """Each part's name, state, pid, address and log; of the API server how to log in, and the page.
 
     The state is `running`, `not answering` or `stopped`.
     """
@@ -89,6 +90,9 @@ def status(home: Path) -> list[dict[str, Any]]:
         )
         if serves and entry["pid"] is not None:
             entry["note"] = f"log in as {USER}; the password is in {password_file(home)}"
+            if (port := int(entry["address"].rpartition(":")[2])) != FIRST_PORT:
+                entry["note"] += f"; at port {port}, because another program had {FIRST_PORT}"
+            entry["page"] = f"{entry['address']}/trainwright/page/"
         found.append(entry)
     supervisor = supervisor_service(home)
     found.append(_entry(supervisor.name, supervisor, True, None))

@@ -9,7 +9,7 @@ TrainwrightError              exit code
 ├── BusyMachine           1   the machine was too busy during a measurement
 ├── MustWait              1   the run waits in the queue for devices (operators defer on it)
 ├── Infeasible            3   no plan meets the limits: names them, and the nearest that can be met
-├── ServiceUnreachable    4   a service does not answer: names it, its address, how to start it
+├── ServiceUnreachable    4   a service does not answer or refuses: names it and the way out
 │   └── NotInstalled      4   a package or program is missing: names it, and how to install it
 ├── Unauthorized          1   the request has no valid token
 ├── Forbidden             1   the token is valid, but does not allow the request
@@ -64,7 +64,7 @@ class Infeasible(TrainwrightError):
 
 
 class ServiceUnreachable(TrainwrightError):
-    """A required service does not answer."""
+    """A required service does not answer, refuses the login, or can't be written to."""
 
     kind = "service_unreachable"
     exit_code = 4

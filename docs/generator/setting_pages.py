@@ -32,7 +32,8 @@ was given, what is allowed or how to mend it. With `--json` there is also one do
 | 1 | the work failed (training failed, data rejected) |
 | 2 | bad input |
 | 3 | no feasible plan; the message says which limit binds, and the nearest that is feasible |
-| 4 | a service can't be reached, or a program is not installed |
+| 4 | a service (S3 server, store, ledger, host, cluster) can't be reached, refuses the keys, \
+or can't be written to; or a program or package is not installed |
 | 130 | interrupted; the same command continues |
 
 ## Kinds of errors

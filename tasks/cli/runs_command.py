@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainwright.tasks.settings import Settings
 
-STATES = ("running", "success", "failed", "infeasible", "interrupted", "damaged")
+STATES = ("running", "success", "failed", "infeasible", "interrupted", "left", "damaged")
 WATCH_EVERY_S = 2.0
 _METRICS = ("accuracy", "f1", "auc", "rmse", "mae", "loss")
 

@@ -7,14 +7,17 @@ from trainwright.tasks.cli.options import Debug, Json, print_json
 
 def up(as_json: Json = False, debug: Debug = False) -> None:
     """Start the embedded stack: the S3 server, and Airflow with its UI."""
+    from trainwright.estimator.named_file import require_space
     from trainwright.infra import local
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.errors import ServiceUnreachable
     from trainwright.tasks.settings import Settings, dags_folder
 
+    home = Settings.from_environment().home
     try:
         with console.err.status("starting the S3 server and Airflow (a minute the first time)"):
-            local.up(Settings.from_environment().home, dags_folder())
+            require_space(home / "lock", 0, "TRAINWRIGHT_HOME")
+            local.up(home, dags_folder())
     except (OSError, TimeoutError) as error:
         raise ServiceUnreachable(str(error)) from error
     _stack(as_json)
@@ -50,3 +53,5 @@ def _stack(as_json: bool) -> None:
     for one in services:
         if one.get("note"):
             console.out.print(f"  {one['name']}: {one['note']}", soft_wrap=True, markup=False)
+        if one.get("page"):
+            console.out.print(f"  trainwright's page: {one['page']}", soft_wrap=True, markup=False)

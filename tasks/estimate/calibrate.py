@@ -50,6 +50,8 @@ BUSY_KEPT_S = 600.0
 _LOADING_S = 5.0
 _MOST_BYTES = 8 << 20
 """disk space for a calibration and its samples"""
+_HOME = "TRAINWRIGHT_HOME"
+"""the setting that says where the cache is"""
 
 
 def calibration_for(threads: int, settings: Settings, store: str | None = None) -> Calibration:
@@ -61,9 +63,9 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
     path = cached(threads, settings)
     if (known := _from_cache(path)) is not None and known.loop is not None:
         return known
-    require_space(path, _MOST_BYTES, "--out")
+    require_space(path, _MOST_BYTES, _HOME)
     # Another process may be measuring the same: then use its result.
-    with _lock(path, wait=True) as lock:
+    with _lock(path, _HOME, wait=True) as lock:
         if (known := _from_cache(path, report=True)) is not None:
             return known if known.loop is not None else _with_training(path, known)
         if (known := from_store(store or settings.store, "cpu", threads, settings)) is not None:
@@ -89,12 +91,13 @@ def calibrate(
     probes: bool = False,
     most_drift: float = MOST_DRIFT,
     powercap: Path = RAPL_ROOT,
+    named: str = "--out",
 ) -> Calibration:
     """Measure a device of this machine for `budget_s` in a separate process; write the result.
 
     `device` is `cpu` or a GPU by torch's name, such as `cuda:0`. With `probes` the budget is small
     and the calibration's mode is few-shot. A measurement that was interrupted continues. `powercap`
-    is where the CPU's energy counters are.
+    is where the CPU's energy counters are, `named` the option or variable that says where `out` is.
 
     Raises BadInput; RunHeld if another process measures into `out`; BusyMachine if the machine's
     speed spread by more than `most_drift`, and then writes nothing.
@@ -117,9 +120,9 @@ def calibrate(
     if not most_drift >= 0:
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
     if out.exists() and not out.is_file():  # writing would replace it
-        raise BadInput(f"--out: {out}: is a folder or a device; allowed: a regular file")
-    require_space(out, _MOST_BYTES, "--out")
-    with _lock(out, wait=False) as lock:
+        raise BadInput(f"{named}: {out}: is a folder or a device; allowed: a regular file")
+    require_space(out, _MOST_BYTES, named)
+    with _lock(out, named, wait=False) as lock:
         options = ["--device", device, "--most-drift", str(most_drift), "--powercap", str(powercap)]
         options += ["--mode", "few-shot"] if probes else []
         made = _run(out, budget_s, threads, lock, *options)
@@ -147,7 +150,12 @@ def calibrate_and_share(
     )
     path = cached(threads, settings)
     made = calibrate(
-        path, budget_s=budget_s, device=device_type, threads=threads, most_drift=most_drift
+        path,
+        budget_s=budget_s,
+        device=device_type,
+        threads=threads,
+        most_drift=most_drift,
+        named=_HOME,
     )
     renew_link(settings)
     renew_passes(settings)
@@ -260,7 +268,7 @@ def _warn_if_busy(calibration: Calibration) -> None:
 
 
 @contextlib.contextmanager
-def _lock(out: Path, *, wait: bool) -> Iterator[int]:
+def _lock(out: Path, named: str, *, wait: bool) -> Iterator[int]:
     """Lets one process at a time measure into a file; yields the lock's descriptor."""
     with contextlib.ExitStack() as stack:
         try:
@@ -268,10 +276,10 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
         except BlockingIOError:
             raise RunHeld(
                 f"calibrate: another process is measuring into {out}; "
-                "wait for it, or choose another --out"
+                f"wait for it, or choose another {named}"
             ) from None
         except OSError as error:
-            raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
+            raise BadInput(f"{named}: {out}: can't be written ({error.strerror})") from None
         yield held
 
 

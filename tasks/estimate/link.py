@@ -74,5 +74,7 @@ def _link_lock(path: Path) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(path.with_name(f"{path.name}.lock"), wait=True))
         except OSError as error:
-            raise BadInput(f"link: {path}: can't be written ({error.strerror})") from None
+            raise BadInput(
+                f"TRAINWRIGHT_HOME: {path}: can't be written ({error.strerror})"
+            ) from None
         yield

@@ -46,5 +46,5 @@ def renew_passes(settings: Settings) -> PassCost | None:
         return None
     module = "trainwright.tasks.train.worker.measure_passes"
     found = measured_by(module, "passes of pipelines", PASSES_S)
-    write_named(passes_file(settings), found, "passes")
+    write_named(passes_file(settings), found, "TRAINWRIGHT_HOME")
     return PassCost.model_validate_json(found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 
 from trainwright.infra import local
 from trainwright.infra.airflow import airflow_services, password_file
+from trainwright.operators.links import SERVICE
 
 DAGS = Path(__file__).parents[2] / "dags"
 
@@ -112,6 +115,9 @@ def test_up_serves_a_login_on_the_loopback_address_is_fast_when_repeated_and_dow
     tmp_path: Path,
 ) -> None:
     said: list[str] = []
+    taken = socket.socket()
+    with contextlib.suppress(OSError):  # another program has it already
+        taken.bind(("127.0.0.1", 8080))
     try:
         local.up(tmp_path, DAGS, said.append)
         assert len(said) == 3
@@ -123,9 +129,10 @@ def test_up_serves_a_login_on_the_loopback_address_is_fast_when_repeated_and_dow
         family = [process for service in services for process in service.processes()]
         assert listening_elsewhere([process.pid for process in family]) == []
 
-        address = next(
-            entry["address"] for entry in before if entry["name"] == "airflow-api-server"
-        )
+        server = next(entry for entry in before if entry["name"] == "airflow-api-server")
+        address = server["address"]
+        assert server["note"].endswith("because another program had 8080")
+        assert server["page"] == f"{address}{SERVICE}/page/"
         login = {
             "username": "admin",
             "password": json.loads(password_file(tmp_path).read_text())["admin"],
@@ -146,6 +153,7 @@ def test_up_serves_a_login_on_the_loopback_address_is_fast_when_repeated_and_dow
         assert "airflow-scheduler ended" in after["supervisor"]["note"]
         family += [process for service in services for process in service.processes()]
     finally:
+        taken.close()
         local.down(tmp_path)
     assert {entry["state"] for entry in local.status(tmp_path)} == {"stopped"}
     assert [one for one in family if one.is_running() and one.status() != "zombie"] == []

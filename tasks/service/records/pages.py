@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,14 @@ _POLICY = {
     "text/html": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
 }
+_MISSING_REPORT = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>No report</title>
+<link rel="stylesheet" href="../../../page/page.css">
+<main><h1>No report</h1><p>{reason}.</p>
+<p>A chain of steps makes it at its end. After a training alone, <code>trainwright analyze
+{run_id}</code> makes it.</p>
+<p><a href="../../../page/#/run/{job}/{run_id}">The page of the run</a></p></main></html>
+"""
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 
 
@@ -55,6 +64,13 @@ def page_file(request: Request, name: str, login: Login) -> Response:
     if request.headers.get("if-none-match") == mark:
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=kind, headers=headers)
+
+
+def missing_report(job: str, run_id: str, reason: str) -> Response:
+    """What a browser shows that follows a link to a report that there isn't. Its links are relative
+    to the report's address."""
+    page = _MISSING_REPORT.format(job=job, run_id=run_id, reason=html.escape(reason))
+    return Response(page, status_code=404, media_type=_TYPES[".html"])
 
 
 class Guarded:

@@ -18,8 +18,8 @@ from trainwright.tasks.service.answer_models import (
     RunDocument,
 )
 from trainwright.tasks.service.auth import check_origin
-from trainwright.tasks.service.records.pages import Login, page_file
-from trainwright.tasks.service.records.run_records import Records
+from trainwright.tasks.service.records.pages import Login, missing_report, page_file
+from trainwright.tasks.service.records.run_records import NotFound, Records
 from trainwright.tasks.spec.documents import matching
 
 _OF_JOB = "a job's name: 1 to 63 lower-case letters, digits and -"
@@ -87,9 +87,14 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         return Response(await records.timeline(job, run_id), media_type="image/svg+xml")
 
     @app.get("/runs/{job}/{run_id}/report", responses=_MISSING, response_class=Response)
-    async def report(client: client, job: JobInPath, run_id: RunId) -> Response:
-        """The run's report, one self-contained page."""
-        content = await records.report(job, run_id)
+    async def report(request: Request, client: client, job: JobInPath, run_id: RunId) -> Response:
+        """The run's report, one self-contained page. A browser gets a page if there is none yet."""
+        try:
+            content = await records.report(job, run_id)
+        except NotFound as error:
+            if "text/html" not in request.headers.get("accept", ""):
+                raise
+            return missing_report(job, run_id, str(error))
         return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
 
     @app.get("/runs/{job}/{run_id}/rejection", responses=_MISSING, response_class=Response)

@@ -32,6 +32,9 @@ def store(home: Path, tmp_path: Path) -> str:
     uri = (tmp_path / "store").as_uri()
     begin_run(uri, "old", 1).note(state="failed", step="train")
     begin_run(uri, "old", 2).note(state="success", step=None)
+    between = begin_run(uri, "between", 2)
+    between.note(state="running", step=None)
+    between.work_path.mkdir(parents=True)
     recent = datetime.now(UTC) - timedelta(minutes=10)
     template = begin_run(uri, "young", 3)
     young = doors.run_at(f"{uri}/runs/young/{recent:%Y%m%dT%H%M%SZ}-abcdef")
@@ -43,10 +46,11 @@ def store(home: Path, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("args", "jobs"),
     [
-        ([], ["young", "young", "old", "old"]),
+        ([], ["young", "young", "between", "old", "old"]),
         (["old"], ["old", "old"]),
         (["--state", "failed"], ["old"]),
         (["--state", "failed", "--state", "success"], ["old", "old"]),
+        (["--state", "left"], ["between"]),
         (["--since", "1h"], ["young"]),
         (["--since", "1h", "--state", "failed"], []),
     ],
@@ -62,8 +66,8 @@ def test_in_80_columns_job_and_state_come_first_and_nothing_is_cut_off(store: st
     lines = command("runs", "--store", store).stdout.splitlines()
     assert lines[1].split() == ["job", "state", "result", "age", "took", "run"]
     assert max(map(len, lines)) <= 80
-    assert [line.split()[-1][-6:] for line in lines[2:] if line.split()] == ["abcdef"] * 4
-    assert all(line.split()[0] in ("young", "old") for line in lines[2:] if line.split())
+    assert [line.split()[-1][-6:] for line in lines[2:] if line.split()] == ["abcdef"] * 5
+    assert all(line.split()[0] in ("young", "between", "old") for line in lines[2:] if line.split())
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,12 @@ def test_impossible_options_are_refused_before_the_measurement(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_that_can_not_be_written_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_HOME", "/proc/nowhere")
+    with pytest.raises(BadInput, match=r"^TRAINWRIGHT_HOME: /proc/nowhere/.*: can't be written"):
+        step.calibration_for(1, doors.settings())
+
+
 def test_an_equal_machine_uses_the_stores_calibration(
     calibration: Calibration, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,23 @@ def test_every_answer_has_security_headers(address: str) -> None:
         assert b"<script>" not in page.content.replace(b"<script src=", b"").replace(
             b"<script type=", b""
         )
+
+
+def test_a_link_to_a_report_that_there_is_not_leads_a_browser_to_the_run(address: str) -> None:
+    missing = "other/20260101T000004Z-abcdef"
+    with client(address, READ) as reader:
+        assert reader.get(f"/runs/{missing}/report").json()["error"]["kind"] == "not_found"
+        browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+        answer = reader.get(f"/runs/{missing}/report", headers=browser)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "trainwright analyze" in answer.text
+        [link] = re.findall(r'<a href="([^"]+)"', answer.text)
+        assert str(answer.url.join(link)) == f"{address}/page/#/run/{missing}"
+        [style] = re.findall(r'rel="stylesheet" href="([^"]+)"', answer.text)
+        assert reader.get(answer.url.join(style)).status_code == 200
+        unknown = reader.get("/runs/small/20260101T000009Z-abcdef/report")
+        assert unknown.headers["content-type"] == "application/json"
 
 
 def test_the_page_loads_only_its_own_files(address: str) -> None:

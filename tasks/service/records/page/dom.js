@@ -72,7 +72,8 @@ export const tiles = (entries) =>
       h("dd", { class: shown.text.length > LONG_VALUE ? "value small" : "value", "data-value": shown.value === null || shown.value === undefined ? null : String(shown.value) }, shown.text),
       h("dd", { class: "beside" }, beside ?? "\u00a0"))));
 
-export const badge = (state) => h("span", { class: `badge ${/^[a-z]+$/.test(state) ? state : ""}` }, state);
+export const badge = (state, stored = true) => h("span", { class: `badge ${/^[a-z]+$/.test(state) ? state : ""}` },
+  state === "success" && !stored ? "trained, not stored" : state);
 
 export function alertOf(error) {
   return h("section", { class: "card error", role: "alert" }, h("p", {}, error.message));

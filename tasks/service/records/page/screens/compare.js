@@ -87,7 +87,7 @@ function figures(runs) {
   const metrics = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))];
   const error = (guess, seen) => (guess && seen ? signed(guess.median / seen - 1) : null);
   return [
-    row("state", (run) => badge(run.state)),
+    row("state", (run) => badge(run.state, run.measured === null || run.manifest !== null)),
     row("started", (run) => moment(run.started_at)),
     ...metrics.map((name) => row(name, (run) => number(run.metrics[name]))),
     row("duration", (run) => seconds(run.measured?.duration_s)),

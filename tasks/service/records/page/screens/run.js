@@ -52,7 +52,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
   let part = fields.get("part"); // the part that a link names: "plan" or "tensorboard"
 
   const draw = () => {
-    head(h("h1", {}, `${job} / ${id}`), h("span", { role: "status" }, badge(run.state)), h("span", { class: "muted" }, run.step ? `step ${run.step}` : ""),
+    head(h("h1", {}, `${job} / ${id}`), h("span", { role: "status" }, badge(run.state, run.measured === null || run.manifest !== null)), h("span", { class: "muted" }, run.step ? `step ${run.step}` : ""),
       h("span", { class: "muted" }, `${run.state === "running" ? "since" : "begun"} ${moment(run.started_at).text}, by ${run.holder}`),
       h("div", { class: "actions" },
         h("button", { type: "button", name: "report", disabled: run.report === null }, "Save report"),

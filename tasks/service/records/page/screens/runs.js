@@ -63,7 +63,7 @@ function cells(run, chosen) {
   return [
     h("input", { type: "checkbox", name: "compare", value: name, "aria-label": `Compare ${name}`, checked: chosen.has(name) }),
     h("a", { href: `#/run/${name}` }, run.job),
-    h("span", {}, badge(run.state), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null), better(run.metrics),
+    h("span", {}, badge(run.state, run.stored ?? true), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null), better(run.metrics),
     moment(run.started_at), seconds(run.duration_s), interval(guess, seconds),
     guess && run.duration_s ? signed(guess.median / run.duration_s - 1) : null,
     joules(run.energy_j), run.devices === null ? null : whole(run.devices),
