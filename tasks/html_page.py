@@ -52,11 +52,14 @@ def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
     """An HTML table. Cells are HTML; `figures` are the right-aligned columns."""
 
     def cells(tag: str, row: list[str]) -> str:
-        marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
+        scope = ' scope="col"' if tag == "th" else ""
+        marks = [
+            scope + (' class="figure"' if number in figures else "") for number in range(len(row))
+        ]
         return "".join(
             f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True)
         )
 
     head = f"<tr>{cells('th', columns)}</tr>"
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{head}{body}</table></div>'
+    return f'<div class="wide" tabindex="0"><table>{head}{body}</table></div>'

@@ -75,4 +75,7 @@ def _timeline(plan: Plan, estimate: Estimate | None, result: Result | None) -> s
     about = "one step as predicted, rank by rank"
     if MeasuredStep.of(result).stages:
         about += ", and the passes of a measured step"
-    return f'<details open><summary>{about}</summary><div class="wide">{drawn}</div></details>'
+    return (
+        f"<details open><summary>{about}</summary>"
+        f'<div class="wide" tabindex="0">{drawn}</div></details>'
+    )

@@ -63,7 +63,11 @@ def page(
     if len(history) > 1:
         charts["history"] = accuracies(history[::-1])
     script, places = components(charts) if charts else ("", {})
-    chart = {name: f'<div class="wide chart">{place}</div>' for name, place in places.items()}
+    chart = {
+        name: '<div class="wide chart" role="figure" '
+        f'aria-label="{escape(charts[name].title.text)}">{place}</div>'
+        for name, place in places.items()
+    }
     sections = [
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),

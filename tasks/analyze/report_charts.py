@@ -34,7 +34,7 @@ def framed(shown: Any, left: int = _LEFT) -> Any:
 
     `left`: pixels for the labels of its y axis. All plots end where tables do.
     """
-    shown.width, shown.sizing_mode = 1040, "scale_width"
+    shown.sizing_mode = "stretch_width"
     shown.toolbar.logo = None
     shown.toolbar.autohide, shown.toolbar_inner = True, True
     shown.min_border_left, shown.min_border_right = left, _RIGHT

@@ -77,10 +77,10 @@ def _confusion(found: ClassMetrics) -> str:
             shade = 0.7 * count / max(1, found.rows[place])
             style = f' style="background:rgba({colour},{shade:.2f})"' if count else ""
             cells += f"<td{style}>{count:,}</td>"
-        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
-    head = "".join(f"<th>{escape(name)}</th>" for name in found.names)
+        lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in found.names)
     return (
         "<p>Confusion matrix: rows are the true classes, columns the predicted ones.</p>"
-        f'<div class="wide"><table class="confusion"><tr><th></th>{head}</tr>'
+        f'<div class="wide" tabindex="0"><table class="confusion"><tr><th></th>{head}</tr>'
         f"{''.join(lines)}</table></div>"
     )

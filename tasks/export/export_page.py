@@ -21,7 +21,7 @@ def page(report: ExportReport, drawing: str) -> str:
     sections = [
         f"<h1>{escape(report.kind)}</h1><p>{escape(report.run)}</p>",
         tiles(_figures(report)),
-        f'<h2>Pipeline</h2><div class="wide">{drawing}</div>',
+        f'<h2>Pipeline</h2><div class="wide" tabindex="0">{drawing}</div>',
         _circuits(report)
         if of_circuit
         else f"<h2>Inputs and outputs</h2>{_values(report)}{_nodes(report)}",

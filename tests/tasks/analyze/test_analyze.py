@@ -425,7 +425,7 @@ def test_the_report_shows_figures_by_class_and_escapes_their_names(store: str) -
     html = run.objects.get("report/report.html").decode()
     assert "<td>cat</td>" in html
     assert ">0.8125</td>" in html
-    assert "<tr><th></th><th>cat</th><th>&lt;b&gt;</th></tr>" in html
+    assert '<tr><th></th><th scope="col">cat</th><th scope="col">&lt;b&gt;</th></tr>' in html
     shown = re.search(r'<table class="confusion">.*?</table>', html)
     assert shown is not None
     assert re.findall(r"<td[^>]*>(\d+)</td>", shown[0]) == ["4", "1", "1", "0"]
