@@ -11,6 +11,7 @@ from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import BearerTokens
 from trainwright.tasks.service.service import Service
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.job import Job
 
 _HEAD = """# REST routes
 
@@ -54,22 +55,24 @@ def openapi_text(schema: dict[str, Any]) -> str:
 
 
 def _parameter(one: dict[str, Any]) -> str:
-    text = one.get("description") or one["schema"].get("description") or _where(one)
+    text = one.get("description") or one["schema"].get("description") or _named(one)
     kind = allowed(one["schema"], lambda name: name)
     return f"| `{one['name']}` | {kind} | {cell(text)} |"
 
 
-def _where(one: dict[str, Any]) -> str:
-    return "in the path" if one["in"] == "path" else "in the query"
+def _named(one: dict[str, Any]) -> str:
+    """The meaning of a parameter that the path names."""
+    return "in the path" if one["in"] == "path" else ""
 
 
 def _fields(name: str, body: dict[str, Any]) -> list[str]:
     rows = [cell(body.get("description", "")), "", "| field of the body | allowed | meaning |"]
     rows.append("|---|---|---|")
+    of_job = Job.model_fields if "objective" in body["properties"] else ()
     for key, field in body["properties"].items():
         need = " (required)" if key in body.get("required", []) else ""
         kind = allowed(field, lambda inner: f"`{inner}`")
-        text = field.get("description") or "as in [a job file](job.md)"
+        text = field.get("description") or ("as in [a job file](job.md)" if key in of_job else "")
         rows.append(f"| `{key}` | {kind}{need} | {cell(text)} |")
     return rows
 

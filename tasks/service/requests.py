@@ -126,19 +126,28 @@ NameOrPool = Annotated[
     Annotated[str, Tag("tagged-name")] | Annotated[SentPool, Tag("tagged-pool")],
     Discriminator(lambda value: "tagged-name" if isinstance(value, str) else "tagged-pool"),
 ]
-BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH, description="samples in a step")]
 SentOptimizer = Annotated[
-    Optimizer, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+    Optimizer,
+    BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+    Field(description="its name, or as `train.optimizer` of a job"),
 ]
+
+
+_CALIBRATIONS: list[Calibration] = Field(
+    default_factory=list,
+    max_length=100,
+    description="of device types: outputs of `trainwright calibrate`, used before others",
+)
 
 
 class StructureRequest(Document):
     """The input of `trainwright extract`."""
 
-    model: SentModel
+    model: SentModel = Field(description="the model to trace")
     batch_size: BatchSize = 32
     optimizer: SentOptimizer = Optimizer()
-    precision: Precision = "fp32"
+    precision: Precision = Field(default="fp32", description="as `train.precision` of a job")
     accumulation: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(
         default=1, description="micro-batches in a step"
     )
@@ -168,7 +177,9 @@ def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> N
 class EstimateRequest(Document):
     """The input of `trainwright estimate`: a structure, or a model to trace first."""
 
-    structure: SentStructure | None = None
+    structure: SentStructure | None = Field(
+        default=None, description="the model's structure: the answer of POST /structures"
+    )
     model: SentModel | None = Field(
         default=None, description="instead of a structure; needs the right to start runs"
     )
@@ -180,7 +191,7 @@ class EstimateRequest(Document):
         default=None, description="the output of `trainwright calibrate`"
     )
     optimizer: SentOptimizer = Optimizer()
-    precision: Precision = "fp32"
+    precision: Precision = Field(default="fp32", description="as `train.precision` of a job")
 
     @model_validator(mode="after")
     def _complete(self) -> EstimateRequest:
@@ -212,7 +223,7 @@ class PlanRequest(Job):
         le=MAX_ROWS,
         description="with a structure: number of rows, instead of the schema",
     )
-    calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
+    calibrations: list[Calibration] = _CALIBRATIONS
 
     @model_validator(mode="after")
     def _complete(self) -> PlanRequest:
@@ -236,7 +247,7 @@ class RecommendRequest(Job):
         description="its name, file or content; default: the server's machine",
     )
     model: None = Field(default=None, description="left out: it is what is asked for")
-    calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
+    calibrations: list[Calibration] = _CALIBRATIONS
 
     @model_validator(mode="after")
     def _trains_nothing(self) -> RecommendRequest:

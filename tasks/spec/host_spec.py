@@ -50,10 +50,10 @@ class DeviceEntry(Document):
 
 
 class HostNetwork(Document):
-    """A host's own network; missing values are the pool's."""
+    """A host's own bandwidth and latency."""
 
-    bandwidth: Bandwidth | None = Field(default=None, description="to other hosts, such as 1Gbit")
-    latency: Latency | None = Field(default=None, description="to other hosts, such as 200us")
+    bandwidth: Bandwidth | None = Field(default=None, description="such as 1Gbit")
+    latency: Latency | None = Field(default=None, description="such as 200us")
 
 
 class Host(Document):
@@ -76,7 +76,7 @@ class Host(Document):
     )
     network: HostNetwork = Field(
         default=HostNetwork(),
-        description="this host's bandwidth and latency, if not the pool's",
+        description="this host's bandwidth and latency to other hosts; default: the pool's",
     )
     inner: HostNetwork = Field(
         default=HostNetwork(),

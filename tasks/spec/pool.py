@@ -53,7 +53,10 @@ class Pool(Document):
         default=None, description="container for the processes of all hosts that have no own one"
     )
     hosts: list[Host] = Field(min_length=1, description="at least one")
-    prices: Prices = Field(default_factory=dict, description="per device type, and of energy")
+    prices: Prices = Field(
+        default_factory=dict,
+        description="of an hour of a device type, such as 2.1/h, and of `energy`, such as 0.25/kWh",
+    )
     currency: str | None = matching(
         r"^[A-Za-z$€£¥₹]{1,10}$",
         "1 to 10 letters or signs, such as EUR or $",

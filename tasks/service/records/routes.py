@@ -49,7 +49,9 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
     @app.get("/runs", response_model=RunPage)
     async def runs(
         client: client,
-        limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 100,
+        limit: Annotated[
+            int, Query(ge=1, le=MOST_ROWS, description="the most rows of an answer")
+        ] = 100,
         after: Annotated[
             str | None, Query(max_length=100, description="`next` of the previous page")
         ] = None,
@@ -71,7 +73,9 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         client: client,
         job: JobInPath,
         run_id: RunId,
-        from_step: Annotated[int, Query(ge=0, le=10**12)] = 0,
+        from_step: Annotated[
+            int, Query(ge=0, le=10**12, description="the first step of the answer")
+        ] = 0,
     ) -> Response:
         """Recorded rows, starting at a step. To follow a live run, ask again from `next_step`."""
         return _json(await records.metrics(job, run_id, from_step))
