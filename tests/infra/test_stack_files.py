@@ -21,7 +21,10 @@ from cryptography.fernet import Fernet
 from trainwright.infra.stack_secrets import stack_secrets
 from trainwright.tasks.service.auth import checked
 from trainwright.tasks.spec.documents import parse_text, validated
-from trainwright.tasks.spec.pool import Pool
+from trainwright.tasks.spec.kubernetes_spec import Kubernetes
+from trainwright.tasks.spec.pool import Host, Pool
+from trainwright.tasks.train.hosts.host_engine import HostRequest
+from trainwright.tasks.train.hosts.kubernetes import manifests
 
 ROOT = Path(__file__).parents[2]
 STACK = ROOT / "infra" / "stack"
@@ -153,6 +156,17 @@ def test_the_example_of_a_training_on_several_pods_has_what_its_launcher_needs(
     assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
     assert found["RoleBinding"]["subjects"][0]["name"] == name
     assert _pod(found["Job"])["serviceAccountName"] == name
+    (admitted,) = found["NetworkPolicy"]["spec"]["podSelector"]["matchExpressions"]
+    asked = Host.model_validate({"name": "h", "address": "h", "devices": [{"type": "cpu"}]})
+    request = HostRequest(asked, (), "python")
+    host = manifests.job("h", request, Kubernetes(image="a"), [])
+    workloads = [
+        found["Job"],
+        host,
+        *(one for one in DOCUMENTS if "worker" in str(one["metadata"])),
+    ]
+    names = {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in workloads}
+    assert names == set(admitted["values"])
     (written,) = found["ConfigMap"]["data"].values()
     pool = validated(Pool, parse_text(written, ""), "pool")
     assert pool.kubernetes is not None
