@@ -111,7 +111,7 @@ docs: setup ## build the manual into build/site; a warning fails
 pictures: setup ## make the manual's pictures from a run on this machine, with Debian's Chromium
 	$(BIN)/python docs/pictures/make.py
 
-bench: setup ## measure the figures of docs/benchmarks.md
+bench: setup ## measure some of the figures of docs/benchmarks.md; as root, Slurm too
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
 	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/validate/gate.py tests/benchmarks/validate/drift.py tests/benchmarks/planner/exactness.py \
 	tests/benchmarks/planner/laws.py tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py tests/benchmarks/train/search_lr.py \
@@ -122,7 +122,8 @@ bench: setup ## measure the figures of docs/benchmarks.md
 	"tests/benchmarks/train/recovery.py 4 3 torch --hosts 0.5 0.5 0.5" \
 	"tests/benchmarks/train/checkpoint.py --checkpoints 8" "tests/benchmarks/train/checkpoint.py --store s3 --apart" \
 	tests/benchmarks/train/store_away.py "tests/benchmarks/train/launcher_killed.py 3" \
-	"tests/benchmarks/train/changing_quotas.py 2" tests/benchmarks/train/containers.py "tests/benchmarks/train/time_to_target.py --rounds 2" \
+	"tests/benchmarks/train/changing_quotas.py 2" tests/benchmarks/train/containers.py \
+	$(if $(filter 0,$(shell id -u)),tests/benchmarks/train/slurm_faults.py) "tests/benchmarks/train/time_to_target.py --rounds 2" \
 	tests/benchmarks/export/onnx_families.py tests/benchmarks/export/int8.py tests/benchmarks/export/circuits.py; do \
 	echo "== $$file"; $(BIN)/python $$file || exit; done
 

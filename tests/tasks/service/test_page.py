@@ -30,6 +30,7 @@ from small_jobs import write_table
 
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Histogram
+from trainwright.tasks.runs.artefacts.expected_wait import QueueWait
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.validation import Validation
@@ -67,6 +68,19 @@ def drifted(reference: str) -> Drift:
     return Drift(reference=reference, columns=[column])
 
 
+def with_limits(plan: Plan) -> Plan:
+    """The plan with a wait in Slurm's queue, limits, and a rejected configuration."""
+    missed, *others = plan.alternatives
+    return plan.model_copy(
+        update={
+            "queue_wait": QueueWait(engine="slurm", expected_s=90.0),
+            "deadline_s": 3600.0,
+            "budget": 5.0,
+            "alternatives": [missed.model_copy(update={"feasible": False}), *others],
+        }
+    )
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("page")
@@ -84,8 +98,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.write(checked.model_copy(update={"drift": drifted(store)}))
     laid_out = finished_training(store, "laid", 0)
     hostile = [dense_layer(SCRIPT, 64, 64) if one.name == "fc7" else one for one in HEAVY]
-    for artefact in plan_and_estimate(hostile):
-        laid_out.write(artefact)
+    plan, estimate = plan_and_estimate(hostile)
+    laid_out.write(with_limits(plan))
+    laid_out.write(estimate)
     laid_out.note(state="success", started_at="2026-01-01T09:00:00.000+00:00")
     failed = begin_run(store, "hostile", 4)
     write_metrics(failed, 40)
@@ -251,6 +266,13 @@ def test_the_page_shows_the_layout_by_layer_the_others_and_a_step(
         for one in plan["alternatives"]
         if one["layout_in_words"]
     ]
+    assert tile(page, "at most (90 %)") == _shown(plan["not_exceeded"]["duration_s"])
+    assert [tile(page, one) for one in ("wait in the queue", "deadline", "budget")] == [
+        "90",
+        "3600",
+        "5",
+    ]
+    page.wait_for_selector("figure[aria-label$=' configurations, 1 not feasible']")
     page.click("section[aria-label=Layout] summary")
     page.wait_for_selector("section[aria-label=Layout] img")
     until(page, "document.querySelector('section[aria-label=Layout] img').naturalWidth === 1080")

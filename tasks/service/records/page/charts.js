@@ -120,14 +120,14 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
   };
 }
 
-// Points {x, y, name, group, low, high (of x), lowY, highY}: groups 0 chosen, 1 others, 2 not feasible.
+// Points {x, y, name, group, low, high (of x), lowY, highY}: groups 0 chosen, 1 on the front, 2 other feasible ones, 3 not feasible.
 export function front(root, title, { xTitle, yTitle, show, showY }, points) {
   const { plot, figure } = room(title, `${yTitle} over ${xTitle}`);
   root.append(figure);
   const sorted = [...points].sort((one, other) => one.x - other.x);
-  const labels = ["chosen", "best in time, energy or cost", "not chosen"];
-  const colours = ["hue-1", "hue-0", "muted"];
-  figure.setAttribute("aria-label", `${title}: ${points.length} configurations`);
+  const labels = ["chosen", "best in time, energy or cost", "not chosen", "not feasible"];
+  const colours = ["hue-1", "hue-0", "muted", "bad"];
+  figure.setAttribute("aria-label", `${title}: ${points.length} configurations, ${points.filter((one) => one.group === 3).length} not feasible`);
   figure.dataset.points = String(points.length);
   const bars = (chart) => {
     const { ctx } = chart;
@@ -172,7 +172,7 @@ export function front(root, title, { xTitle, yTitle, show, showY }, points) {
       { label: xTitle, value: (_, value) => (value === null ? "–" : show(value)) },
       ...labels.map((label, group) => ({
         label, stroke: () => colour(colours[group]), paths: () => null, value: (_, value) => (value === null ? "–" : showY(value)),
-        points: { show: true, size: group === 0 ? 10 : 7, fill: group === 2 ? () => colour("card") : () => colour(colours[group]) },
+        points: { show: true, size: group === 0 ? 10 : 7, fill: group > 1 ? () => colour("card") : () => colour(colours[group]) },
       })),
     ],
     hooks: { draw: [bars] },

@@ -1,7 +1,7 @@
 // Figures with their units: three or four significant digits, with the exact value in `value`.
 
 export const missing = { text: "–", value: null };
-const known = (value) => typeof value === "number" && Number.isFinite(value);
+export const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 function digits(value, count = 3) {
   if (value === 0) return "0";
@@ -89,5 +89,7 @@ export function moment(text) {
 
 const UNITS = { s: seconds, J: joules, B: bytes };
 export const inUnit = (unit) => UNITS[unit] ?? priced(unit);
+
+export const ENGINES = { slurm: "Slurm", kubernetes: "Kubernetes" };
 
 export const counted = (devices) => Object.entries(devices).map(([kind, count]) => `${count} × ${kind}`).join(", ");

@@ -2,7 +2,7 @@
 
 import { front } from "../charts.js";
 import { card, h, table, tiles } from "../dom.js";
-import { between, bytes, counted, interval, joules, money, percent, priced, seconds, whole } from "../format.js";
+import { between, bytes, counted, ENGINES, interval, joules, known, money, percent, plain, priced, seconds, whole } from "../format.js";
 
 const kinds = (devices) => {
   const found = {};
@@ -25,7 +25,7 @@ export function planView(root, plan, title, timeline = null) {
     ["step time", seconds(predicted?.step_time_s.median), between(predicted?.step_time_s, seconds)],
     ["energy", joules(predicted?.energy_j?.median), between(predicted?.energy_j, joules)],
     ["cost", priced(plan.currency)(predicted?.cost?.median), predicted?.cost ? costParts(plan) : "the pool has no prices"],
-    ...(plan.deadline_s ? [["deadline", seconds(plan.deadline_s)]] : []),
+    ...limits(plan),
   ]));
   if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
   root.append(layoutOf(plan, timeline));
@@ -39,6 +39,19 @@ export function planView(root, plan, title, timeline = null) {
   }
   root.append(shares(plan.devices, plan.currency));
   root.append(configurations(plan));
+}
+
+// What the limits are compared with, the wait in a cluster's queue, and the limits.
+function limits({ not_exceeded: most, queue_wait: wait, deadline_s: deadline, budget, currency }) {
+  const cost = priced(currency);
+  const engine = wait && ENGINES[wait.engine];
+  return [
+    ...(most ? [[`at most (${plain(100 * most.confidence).text} %)`, seconds(most.duration_s), known(most.cost) ? `cost ${cost(most.cost).text}` : null]] : []),
+    ...(wait ? [["wait in the queue", known(wait.expected_s) ? seconds(wait.expected_s) : { text: "unknown", value: null },
+      known(wait.expected_s) ? `until ${engine} grants its hosts` : wait.unknown]] : []),
+    ...(known(deadline) ? [["deadline", seconds(deadline), known(wait?.expected_s) ? "of the wait and the training" : null]] : []),
+    ...(known(budget) ? [["budget", cost(budget)]] : []),
+  ];
 }
 
 const WAYS = { sum: "data parallel", factors: "late-multiply", rows: "sharded by rows", average: "averaged" };
@@ -113,11 +126,11 @@ function pointsOf(plan) {
   });
   if (plan.predicted?.[triple]) found.push({ ...bars(plan.predicted), group: 0 });
   for (const one of plan.front) {
-    if (!one.chosen && one[y] !== null) found.push({ x: one.time, y: one[y], group: one.feasible ? 1 : 2 });
+    if (!one.chosen && one[y] !== null) found.push({ x: one.time, y: one[y], group: one.feasible ? 1 : 3 });
   }
   for (const one of plan.alternatives) {
     if (one.predicted?.[triple] && !found.some((other) => other.x === one.predicted.duration_s.median && other.group === 1)) {
-      found.push({ ...bars(one.predicted), group: 2 });
+      found.push({ ...bars(one.predicted), group: one.feasible ? 2 : 3 });
     }
   }
   return { found, energy };
