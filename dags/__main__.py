@@ -1,7 +1,8 @@
 """`python -m trainwright.dags MOMENT CONF`: run the `retrain` DAG once, in this process.
 
 MOMENT (ISO 8601) names the DAG run, CONF (JSON) holds its parameters. Exits with 0 if every task
-succeeded, 1 otherwise.
+succeeded, 1 otherwise. A configured connection that is wrong ends it before the first task: its
+last line is the error, as JSON, and it exits with the error's code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ def main() -> int:
     """Run the DAG with the parameters given as arguments."""
     from airflow.sdk import DagRunState
 
+    from trainwright.operators.hooks import connection_ids, settings_of
+    from trainwright.tasks.errors import TrainwrightError
+
+    try:
+        settings_of(connection_ids())
+    except TrainwrightError as error:
+        print(json.dumps({"error": error.document()}))  # noqa: T201 - for the caller
+        return error.exit_code
     from trainwright.dags.retrain import retrain
 
     for task in retrain.tasks:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from trainwright.infra import local
@@ -154,10 +155,18 @@ def _airflow(context: RunContext, replay: str | None, moment: datetime, watch: W
     if failed is not None:
         raise failed
     if process.returncode != 0:
-        raise TrainwrightError(
+        raise before_the_first_task(log_path) or TrainwrightError(
             f"Airflow exited with {process.returncode}, and no step reported an error; "
             f"its log is {log_path}"
         )
+
+
+def before_the_first_task(log: Path) -> TrainwrightError | None:
+    """The error with which `trainwright.dags` ended, if it is the log's last line."""
+    last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        return from_document(json.loads(last)["error"])
+    return None
 
 
 def _follow(process: subprocess.Popen[bytes], run: Run, watch: Watcher) -> TrainwrightError | None:

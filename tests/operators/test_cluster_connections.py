@@ -23,10 +23,12 @@ from doc_pages import DOCS, example
 from slurm_lab import SlurmLab
 from training_case import planned
 
+from trainwright.dags import __main__ as dag_program
 from trainwright.infra.process import dying_with_parent
 from trainwright.operators import TrainOperator
 from trainwright.operators.cluster_hooks import KubernetesHook, SlurmHook
 from trainwright.operators.hooks import connection_ids, settings_of
+from trainwright.tasks.cli import airflow_run
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.spec.host_spec import Host
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
@@ -156,6 +158,21 @@ def test_a_slurm_connection_gives_options_and_replaces_all_of_its_variables(
     assert settings.slurm_options() == {"account": "physics", "partition": "gpu,long"}
     with pytest.raises(BadInput, match=r"connection mine: account: got '-x'; allowed: 1 to 128"):
         SlurmHook.variables(Connection(conn_id="mine"), {"account": "-x"})
+
+
+def test_a_wrong_configured_connection_ends_a_run_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(monkeypatch, "slurm", extra={"account": "-x"})
+    monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__SLURM_CONN_ID", "mine")
+    assert dag_program.main() == BadInput.exit_code
+    (tmp_path / "airflow.log").write_text(f"a line of Airflow's\n{capsys.readouterr().out}")
+    error = airflow_run.before_the_first_task(tmp_path / "airflow.log")
+    assert isinstance(error, BadInput)
+    assert str(error).startswith("connection mine: account: got '-x'; allowed: 1 to 128")
+    for other in ("", "a line of Airflow's", "[1]", '{"error": 1}'):
+        (tmp_path / "airflow.log").write_text(other)
+        assert airflow_run.before_the_first_task(tmp_path / "airflow.log") is None
 
 
 @pytest.mark.parametrize("kind", ["slurm", "kubernetes"])
