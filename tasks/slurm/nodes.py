@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.slurm import slurm_commands
 
-_ABSENT = re.compile(r"DOWN|DRAIN|FAIL|FUTURE|UNKNOWN|NOT_RESPONDING|\*")
+_ABSENT = {
+    *("DOWN", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG", "UNKNOWN"),
+    *("DRAIN", "DRAINED", "DRAINING"),
+}
+_SILENT = {"NOT_RESPONDING", "NO_RESPOND"}
+_STARTED_ON_DEMAND = {
+    *("POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_UP", "POWERING_UP"),
+}
+_SIGNS = "*~#!%$@^-+"
+"""What Slurm's commands put after a state: * is silent, ~ # ! % are of its power."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,11 @@ class Node:
     @property
     def there(self) -> bool:
         """Whether it takes jobs, now or when it is free."""
-        return _ABSENT.search(self.state) is None
+        words = {word.rstrip(_SIGNS) for word in self.state.split("+")}
+        silent = "*" in self.state or not words.isdisjoint(_SILENT)
+        # a node of a cloud that Slurm starts when a job needs it is silent until then
+        off = re.search("[~#!%]", self.state) or not words.isdisjoint(_STARTED_ON_DEMAND)
+        return words.isdisjoint(_ABSENT) and (not silent or bool(off))
 
     def offers(self, partitions: Iterable[str]) -> bool:
         """Whether it belongs to one of these partitions; if none is given, always."""
@@ -65,7 +78,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _gpus(gres: str) -> tuple[tuple[str, int], ...]:
     """`gpu:a100:8(S:0-1),nic:2` -> gpu:a100, 8."""
-    found = re.findall(r"(gpu(?::[A-Za-z][\w.-]*)?):(\d+)(?:\(S:[^)]*\))?(?:,|$)", gres)
+    found = re.findall(r"(?:^|,)(gpu(?::[^:,()]+)?):(\d+)(?=[(,]|$)", gres)
     return tuple((name, int(count)) for name, count in found)
 
 

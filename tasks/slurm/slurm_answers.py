@@ -6,8 +6,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-FORMAT = "%i|%j|%T|%S|%r"
-"""squeue's format of a job: its number, name, state, (expected) start, and why it waits."""
+FORMAT = "%i|%T|%S|%r|%j"
+"""squeue's format of a job: its number, state, (expected) start, why it waits, and its name.
+
+The name is last because other programs' jobs may have a `|` in theirs.
+"""
 WAITING = ("PENDING", "CONFIGURING")
 # Reasons for which a job waits until someone changes it: no node can ever take it.
 _NEVER = re.compile(
@@ -63,7 +66,10 @@ def waiting(listed: str, now: datetime) -> dict[str, QueuedJob]:
     """The jobs that squeue lists, by name."""
     found = {}
     for line in listed.splitlines():
-        number, name, state, starts, reason = line.split("|", 4)
+        fields = line.split("|", 4)
+        if len(fields) < 5:  # the rest of a name with a line break, which none of ours has
+            continue
+        number, state, starts, reason, name = fields
         if starts == "N/A" or until(starts, now) is None:
             starts = ""
         found[name] = QueuedJob(number, state, starts, reason.strip())

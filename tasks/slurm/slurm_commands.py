@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainwright.tasks.errors import BadInput, NotInstalled, ServiceUnreachable
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.slurm import slurm_answers
+from trainwright.tasks.slurm import slurm_answers, slurm_job
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.host_spec import Host
 from trainwright.tasks.spec.pool import Pool
@@ -35,7 +35,7 @@ def finished(settings: Settings, *command: str) -> subprocess.CompletedProcess[s
             text=True,
             timeout=ANSWER_S,
             check=False,
-            env={**os.environ, **variables(settings)},
+            env=slurm_job.own_environment(os.environ) | variables(settings),
         )
     except FileNotFoundError:
         raise NotInstalled(

@@ -51,9 +51,12 @@ def test_equal_nodes_are_one_kind_with_a_count() -> None:
 
 
 def test_nodes_that_take_no_jobs_are_left_out() -> None:
-    states = ("DOWN", "IDLE+DRAIN", "IDLE*", "MIXED+NOT_RESPONDING", "FUTURE")
+    states = ("DOWN", "IDLE+DRAIN", "IDLE*", "MIXED+NOT_RESPONDING", "FUTURE", "DOWN+POWERED_DOWN")
     gone = [node(n, state=state) for n, state in enumerate(states, 2)]
-    assert document(node(1), *gone)["hosts"][0]["count"] == 1
+    # Slurm starts nodes of a cloud when a job needs them
+    cloud = ("IDLE+CLOUD+POWERED_DOWN", "ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", "IDLE~")
+    started = [node(n, state=state) for n, state in enumerate(cloud, 8)]
+    assert document(node(1), *gone, *started)["hosts"][0]["count"] == 4
     with pytest.raises(BadInput, match=r"^--partition: got work; .*; allowed: work$"):
         document(*gone, partition="work")
 
@@ -85,8 +88,12 @@ def test_gpus_have_the_type_that_their_name_or_a_feature_says() -> None:
 def test_nodes_with_unknown_gpus_are_left_out_with_a_notice() -> None:
     heard: list[dict[str, Any]] = []
     with progress.listening(heard.append):
-        assert len(document(node(1, gres="gpu:k80:2"), node(2))["hosts"]) == 1
-    assert "nodes with gpu:k80:2: not one known device type; left out" in str(heard)
+        unknown = ("gpu:k80:2", "gpu:2080ti:4(S:0-1)", "nic:2,gpu:3g.20gb:2")
+        nodes = [node(n, gres=gres) for n, gres in enumerate(unknown, 2)]
+        assert len(document(node(1), *nodes)["hosts"]) == 1
+    for name in ("k80", "2080ti", "3g.20gb"):
+        assert f"nodes with gpu:{name}:" in str(heard)
+    assert "gpu:k80:2: not one known device type; left out" in str(heard)
 
 
 def test_a_partition_takes_its_nodes_only() -> None:

@@ -1,4 +1,1 @@
-"""Hosts that Slurm's queue gives. Read `slurm_engine` first.
-
-`slurm_job` runs a job that ends with its process.
-"""
+"""Hosts that Slurm's queue gives. The engine is `slurm_engine`."""

@@ -15,11 +15,10 @@ from datetime import datetime
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainwrightError
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.slurm import slurm_answers, slurm_commands
+from trainwright.tasks.slurm import slurm_answers, slurm_commands, slurm_job
 from trainwright.tasks.slurm.job_options import job_options
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
-from trainwright.tasks.train.hosts.slurm import slurm_job
 
 _LOOK_EVERY_S = 2.0
 # Not all of the launcher's environment, which has credentials.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.slurm import slurm_answers
+from trainwright.tasks.slurm import slurm_answers, slurm_commands
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.host_order import numbered, require_gpus
@@ -169,12 +171,30 @@ def test_srun_that_says_nothing_has_lost_its_job() -> None:
     assert engine.why_ended("", 0) == "its job in Slurm has ended"
 
 
+def test_variables_that_change_slurms_commands_do_not_reach_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`squeue` is a script here that prints its environment in place of reasons."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\nenv | sed 's/.*/1|PENDING|N\\/A|&|a/'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    (tmp_path / "slurm.conf").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("SLURM_TIME_FORMAT", "SLURM_JOB_ID", "SQUEUE_STATES", "SINFO_PARTITION"):
+        monkeypatch.setenv(name, "1")
+    settings = Settings({"TRAINWRIGHT_SLURM_CONFIG": str(tmp_path / "slurm.conf")})
+    listed = slurm_commands.said(settings, "squeue")
+    assert "SLURM_CONF" in listed
+    assert f"PATH={tmp_path}" in listed
+    assert not [one for one in ("SLURM_TIME", "SLURM_JOB", "SQUEUE", "SINFO") if one in listed]
+
+
 def test_the_queue_says_which_jobs_wait_and_which_never_start() -> None:
     found = slurm_answers.waiting(
-        "1|a|PENDING|2026-01-01T12:00:00|Resources\n2|b|RUNNING|2026-01-01T00:00:00|None\n"
-        "3|c|PENDING|N/A|BadConstraints\n4|d|PENDING|N/A|ReqNodeNotAvail, UnavailableNodes:h2\n"
-        "5|e|PENDING|N/A|QOSMaxCpuPerJobLimit\n6|f|PENDING|2027-01-01T00:00:00|Priority\n"
-        "7|g|PENDING|N/A|Job's account not permitted to use this partition (a allows x not y)\n",
+        "1|PENDING|2026-01-01T12:00:00|Resources|a\n2|RUNNING|2026-01-01T00:00:00|None|b\n"
+        "3|PENDING|N/A|BadConstraints|c\n4|PENDING|N/A|ReqNodeNotAvail, UnavailableNodes:h2|d\n"
+        "5|PENDING|N/A|QOSMaxCpuPerJobLimit|e\n6|PENDING|2027-01-01T00:00:00|Priority|f\n"
+        "7|PENDING|N/A|Job's account not permitted to use this partition (a allows x not y)|g\n"
+        "8|RUNNING|2026-01-01T00:00:00|None|x|y\nz\n",
         datetime(2026, 1, 1),
     )
     assert [name for name, job in found.items() if job.state in slurm_answers.WAITING] == [

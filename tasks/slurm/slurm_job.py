@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
+_CHANGES = ("SLURM_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
 _PAUSES_S = (0.0, 2.0, 5.0, 30.0, 120.0)
 """Between attempts to cancel. The first may be too early for a job that is just being submitted."""
 
@@ -22,6 +24,19 @@ def new_name(label: str) -> str:
 def ended_with_its_process(name: str) -> list[str]:
     """The words before a command that submits the job of this name; same process."""
     return [sys.executable, "-I", "-S", __file__, name]
+
+
+def own_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what changes the meaning of Slurm's commands.
+
+    Started in a job of Slurm's, srun would take that job's nodes. The variables of squeue, sinfo
+    and scancel hide jobs and nodes, and SLURM_TIME_FORMAT changes times.
+    """
+    return {
+        name: value
+        for name, value in given.items()
+        if not name.startswith(_CHANGES) or name.startswith("SLURM_CONF")
+    }
 
 
 def _main(name: str, command: list[str]) -> None:
@@ -42,13 +57,7 @@ def _main(name: str, command: list[str]) -> None:
         _cancel(name)
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    # Started in a job of Slurm's, srun would take that job's nodes.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SLURM_") or name == "SLURM_CONF"
-    }
-    os.execvpe(command[0], command, environment)
+    os.execvpe(command[0], command, own_environment(os.environ))
 
 
 def _cancel(name: str) -> None:
