@@ -27,6 +27,8 @@ def seconds(value: float | None) -> str:
     """0.0123 -> 12.3 ms, 75 -> 1 min 15 s, 1800 -> 30 min."""
     if value is None:
         return "-"
+    if value == 0:
+        return "0 s"
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     if value < 1:

@@ -1,4 +1,4 @@
-"""The entry point of the command line. The commands are in `tasks.cli.*_commands`.
+"""The entry point of the command line. The commands are in `tasks.cli.commands`.
 
 Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a service can't be
 reached, 130 interrupted.
@@ -18,17 +18,18 @@ import typer
 from typer.core import TyperGroup
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
-from trainwright.tasks.cli import (
+from trainwright.tasks.cli import pool_commands
+from trainwright.tasks.cli.commands import (
     doctor_command,
     export_command,
     model_commands,
     plan_commands,
-    pool_commands,
     predict_command,
     recommend_command,
     run_commands,
     runs_command,
     serve_command,
+    show_commands,
     stack_commands,
 )
 from trainwright.tasks.cli.options import print_json
@@ -66,10 +67,10 @@ for command in (
     plan_commands.plan,
     run_commands.search_lr,
     run_commands.train,
-    run_commands.replan,
-    run_commands.analyze,
+    show_commands.replan,
+    show_commands.analyze,
     runs_command.runs,
-    run_commands.show,
+    show_commands.show,
     predict_command.predict,
     export_command.export,
     pool_commands.pool,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.tasks.cli import doctor_command
+from trainwright.tasks.cli.commands import doctor_command
 from trainwright.tasks.settings import Settings
 
 PARTS = ["Python", "packages", "compiler", "Horovod", "store", "ledger", "disk", "GPU"]

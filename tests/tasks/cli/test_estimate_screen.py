@@ -21,7 +21,7 @@ from trainwright.estimator.predict.calibration import (
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.structure import Operation, Structure
-from trainwright.tasks.cli import model_commands
+from trainwright.tasks.cli.commands import model_commands
 from trainwright.tasks.cli.main import app
 
 GIB = 2**30

@@ -17,7 +17,8 @@ from trainwright.tasks.runs.run import Run
 
 AS_NOBODY = """
 import os, sqlite3, sqlalchemy.dialects.sqlite, sys
-from trainwright.tasks.cli import export_command, main
+from trainwright.tasks.cli import main
+from trainwright.tasks.cli.commands import export_command
 from trainwright.tasks.cli.screens import console, export_table
 from trainwright.tasks.export import export_run
 from trainwright.tasks.leases import database, ledger

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from trainwright.tasks.cli.screens.console import KEPT, facts, state, table
+from trainwright.tasks.cli.screens.console import KEPT, facts, out, state, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, Units, column, money
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
@@ -39,6 +39,7 @@ def show_run(document: dict[str, Any], command: str, *, everything: bool = False
         lines.append(("more", f"{command} --all".replace(" ", KEPT)))
     at = dict(lines)["state"]
     styles = {"state": _STATE_STYLES.get(at, ""), "error": "red", "target": _target_style(document)}
+    out.print()
     facts(_headline(document), lines, styles)
     _show_predicted(document)
     _show_devices(document["devices"], everything)
@@ -73,7 +74,9 @@ def _result_lines(document: dict[str, Any], everything: bool) -> list[tuple[str,
     if document.get("error"):
         lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
     if metrics := document["metrics"]:
-        named = (f"{name} {value:.4f}" for name, value in metrics.items())
+        # What people ask for first; losses last.
+        order = sorted(metrics, key=lambda name: ("loss" in name, list(metrics).index(name)))
+        named = (f"{name} {metrics[name]:.4f}" for name in order)
         lines.append(("metrics", _listed(one.replace("_", " ") for one in named)))
     if target := document["target"]:
         reached = {True: "reached", False: "not reached", None: "not known yet"}
