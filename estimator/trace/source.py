@@ -12,6 +12,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 ADAPT_ROWS = 16_384
 """Training rows that `adapt` of a model's source gets, at most."""
 _MAX_BYTES = 20_000_000
+_TREE = Path(__file__).parents[2]
 
 
 class BatchSpec(BaseModel):
@@ -200,9 +203,28 @@ def adapt(
 
 
 def described(error: BaseException) -> str:
-    """An exception's type and message in one short line, without torch's stack of C++ code."""
+    """An exception's type and message, and the line of the user's code that raised it, in one line.
+
+    Without torch's stack of C++ code.
+    """
     says = " ".join(str(error).split("Exception raised from")[0].split())[:300]
-    return f"{type(error).__name__}: {says}" if says else type(error).__name__
+    line = f"{type(error).__name__}: {says}" if says else type(error).__name__
+    frames = [
+        one for one in traceback.extract_tb(error.__traceback__) if _of_the_user(one.filename)
+    ]
+    if not frames:
+        return line
+    file = " ".join(Path(frames[-1].filename).name.split())[
+        :100
+    ]  # code can be compiled by any name
+    return f"{line} ({file}, line {frames[-1].lineno})"
+
+
+def _of_the_user(file: str) -> bool:
+    """Whether a file is neither Python's, nor of an installed package, nor of trainwright."""
+    installed = (sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib"))
+    ours = (str(_TREE / one) for one in ("estimator", "tasks", "infra"))
+    return not file.startswith(("<", *installed, *ours))
 
 
 def _arguments(config: dict[str, Any]) -> str:

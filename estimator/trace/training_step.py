@@ -169,7 +169,7 @@ def example(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
         if batch_of is None:
             raise BadInput(
                 "model.source: defines no example_batch(batch_size), and there is no data to take "
-                "the shapes from"
+                "the shapes from; `trainwright plan JOB` takes them from the job's data"
             )
         with _user_code("model.source", f"example_batch({size})"):
             batch = batch_of(size)

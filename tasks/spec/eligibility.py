@@ -116,7 +116,10 @@ def require_possible(job: Job, pool: Pool, rows: int | None = None) -> None:
             f"allowed: at most {least}, the {name} (one sample for each device)"
         )
     if (asked := asks_for_cost(job)) is not None and not pool.prices:
-        raise BadInput(f"objective.{asked}; the cost is not known: pool {pool.name} has no prices")
+        raise BadInput(
+            f"objective.{asked}; the cost is not known: pool {pool.name} has no prices; set "
+            "`prices` in a pool file, such as {cpu: 0.04/h}"
+        )
 
 
 def asks_for_cost(job: Job) -> str | None:

@@ -186,7 +186,7 @@ def test_an_invalid_limit(home: Path, tmp_path: Path, name: str, most: str, valu
 def test_a_models_error_can_not_send_control_codes_to_the_terminal(tmp_path: Path) -> None:
     done = _extract(tmp_path, "def build_model(): raise ValueError('a\\x1b[31mb\\x07')")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.endswith("raised ValueError: a?[31mb?\n")
+    assert done.stderr.endswith("raised ValueError: a?[31mb? (model.py, line 5)\n")
 
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["the command", "its process group"])

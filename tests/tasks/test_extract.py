@@ -147,7 +147,7 @@ def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         (
             "def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))",
-            "its forward pass raised",
+            "its forward pass raised RuntimeError: mat1 and mat2",
         ),
         (
             GOOD + "def loss(outputs, targets): return outputs.sum(1)",

@@ -294,11 +294,13 @@ def test_a_fake_steps_optimizer_operations_equal_those_of_a_real_step(
     assert fake.idle_bytes == real.idle_bytes
 
 
-def test_an_exception_in_a_models_code_is_reported_with_its_message() -> None:
+def test_an_exception_in_a_models_code_is_reported_with_its_message_and_line() -> None:
     def build(error: Exception) -> nn.Module:
         raise error
 
-    with pytest.raises(BadInput, match=r"raised MemoryError$"):
+    with pytest.raises(BadInput, match=r"raised MemoryError \(test_trace\.py, line \d+\)$"):
         _traced(lambda: build(MemoryError()))
-    with pytest.raises(BadInput, match=r"raised ValueError: of no use$"):
+    with pytest.raises(
+        BadInput, match=r"raised ValueError: of no use \(test_trace\.py, line \d+\)$"
+    ):
         _traced(lambda: build(ValueError("of no use")))

@@ -172,7 +172,7 @@ def test_a_model_that_raises_is_not_cut_and_says_what_it_raised() -> None:
         def forward(self, x):
             raise ValueError("no such day")
 
-    assert cut(Broken, rows).not_cut == "its forward pass raised ValueError: no such day"
+    assert "its forward pass raised ValueError: no such day (" in cut(Broken, rows).not_cut
     assert "building it raised ZeroDivisionError" in cut(lambda: 1 / 0, rows).not_cut  # type: ignore[arg-type,return-value]
 
 
