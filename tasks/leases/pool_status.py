@@ -47,7 +47,7 @@ def pool_document(pool: Pool, settings: Settings) -> dict[str, Any]:
         for place, (one, waited_s) in enumerate(Queue(ledger).waiting(), start=1)
         if one.wanted & names
     ]
-    return {"pool": pool.name, "devices": documents, "queue": queue}
+    return {"pool": pool.name, "engine": pool.engine, "devices": documents, "queue": queue}
 
 
 def _window(available: str | None, now: datetime) -> dict[str, Any]:

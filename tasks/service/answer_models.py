@@ -10,7 +10,7 @@ from trainwright.estimator.curves import Interval, Mode
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.listing import RunRow
-from trainwright.tasks.spec.pool import Device
+from trainwright.tasks.spec.pool import Device, PoolEngine
 
 
 class Memory(BaseModel):
@@ -95,12 +95,24 @@ class Waiting(BaseModel):
     wanted: list[str]
 
 
+class WaitingHost(BaseModel):
+    """A host that a run waits for in a cluster's queue."""
+
+    run: str
+    holder: str | None
+    host: str
+    reported_at: str
+    message: str
+
+
 class PoolState(BaseModel):
-    """`trainwright pool --json`"""
+    """`trainwright pool --json`, and hosts in a cluster's queue."""
 
     pool: str
+    engine: PoolEngine
     devices: list[DeviceState]
     queue: list[Waiting]
+    waiting_hosts: list[WaitingHost]
 
 
 class ServedNames(BaseModel):

@@ -220,12 +220,16 @@ class Service:
         return await self._computed(asked | {"call": "recommend", "structures": structures}, 0.0)
 
     async def pool(self, name: str | None) -> bytes:
-        """`trainwright pool --json`."""
+        """`trainwright pool --json`, and the hosts that runs wait for. Raises NotFound."""
         try:
             pool = await asyncio.to_thread(self.served.pool, name)
         except NotServed as error:
             raise NotFound(str(error)) from None
-        return json.dumps(await asyncio.to_thread(pool_document, pool, self._settings)).encode()
+        document = await asyncio.to_thread(pool_document, pool, self._settings)
+        hosts = []
+        if name is not None and pool.engine != "ssh":
+            hosts = await self.records.waiting_hosts(Path(name).stem)
+        return json.dumps(document | {"waiting_hosts": hosts}).encode()
 
     async def served_names(self) -> bytes:
         """The pools and models in the served folders, and the layouts that a job may name."""

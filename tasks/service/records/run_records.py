@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
 from trainwright.estimator.structure import Structure
@@ -28,6 +29,7 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.summary import summary
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
+from trainwright.tasks.train.record.waiting_hosts import waiting_hosts
 from trainwright.tasks.validate.rejection_page import drifted_columns
 
 
@@ -37,6 +39,8 @@ class NotFound(BadInput):
     kind = "not_found"
 
 
+_NEWEST_RUNS = 200
+"""among which those that wait for hosts are looked for"""
 _AS_IMAGE = 'xmlns="http://www.w3.org/2000/svg"'
 """What SVG needs as an image of its own."""
 
@@ -91,6 +95,13 @@ class Records:
     async def rejection(self, job: str, identifier: str) -> bytes:
         """The page of the run's rejected data, in HTML. Raises NotFound."""
         return await asyncio.to_thread(lambda: self._file(job, identifier, REJECTION))
+
+    async def waiting_hosts(self, pool: str) -> list[dict[str, Any]]:
+        """The hosts in a cluster's queue that running jobs with a pool file of this name wait for.
+
+        A run on another machine is included once its events are stored.
+        """
+        return await asyncio.to_thread(self._waiting_hosts, pool)
 
     async def history(self, job: str | None) -> bytes:
         """The outcomes of each job, and the finished runs, oldest first."""
@@ -172,6 +183,27 @@ class Records:
             raise NotFound(
                 f"run: {job}/{identifier} has no export {kind} with a file {file}"
             ) from None
+
+    def _waiting_hosts(self, pool: str) -> list[dict[str, Any]]:
+        found = []
+        for row in self._list().page(_NEWEST_RUNS).runs:
+            if row.state != "running":
+                continue
+            run = Run(row.run, self._settings)
+            used = run.read(RunJob).pool
+            if used is None or Path(used).stem != pool:
+                continue
+            found += [
+                {
+                    "run": row.run,
+                    "holder": row.holder,
+                    "host": event["host"],
+                    "reported_at": event["at"],
+                    "message": event["message"],
+                }
+                for event in waiting_hosts(live.happened(run))
+            ]
+        return found
 
     def _history(self, job: str | None) -> bytes:
         rows = self._list().page(MOST_ROWS, None, job).runs

@@ -125,7 +125,8 @@ class HostStream:
             return
         self._reported, self.waits = (standing.why, standing.expected != ""), standing.why
         then = f", expected at {standing.expected}" if standing.expected else ""
-        progress.emit("notice", message=f"{self} waits {standing.why}{then}")
+        message = f"{self} waits {standing.why}{then}"
+        progress.emit("notice", message=message, host=self._asked.host.name, waits=True)
 
     def error(self, why: str) -> TrainwrightError:
         """The engine's error for this host."""

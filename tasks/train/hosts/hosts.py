@@ -135,9 +135,12 @@ class Hosts:
         require_gpus(self._devices, session.address, there["gpus"])
         session.begin()
         self._images[session.address] = there["image"]
+        came = f"{session} has come" if session.waits else ""
         if there["node"]:
             gpus = f", GPU {there['gpus']}" if there["gpus"] else ""
-            progress.emit("notice", message=f"{session}: Slurm gave node {there['node']}{gpus}")
+            came = f"{session}: Slurm gave node {there['node']}{gpus}"
+        if came:
+            progress.emit("notice", message=came, host=session.name, waits=False)
         return str(there["came_by"])
 
     def _stage_files(self, session: Session) -> None:

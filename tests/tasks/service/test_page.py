@@ -131,6 +131,9 @@ def address(home: Path) -> Iterator[str]:
         {"name": name, "devices": [{"type": "nvidia-l4"}], "available": window}
         for name, window in windows.items()
     ]
+    hosts_of_slurm = [{"name": "node", "count": 2, "devices": [{"type": "cpu", "cores": 2}]}]
+    cluster = {"name": "lab", "engine": "slurm", "hosts": hosts_of_slurm}
+    (pools / "cluster.yaml").write_text(json.dumps(cluster))
     (pools / "windows.yaml").write_text(json.dumps({"name": "windows", "hosts": hosts}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_POOLS", str(pools))
@@ -189,6 +192,38 @@ def test_the_page_shows_the_hosts_windows(tab: Watched, address: str) -> None:
     assert tile(page, "free") == "2"
     assert ever["available"] is None
     tab.picture("pool-windows")
+
+
+def test_the_page_shows_a_clusters_devices_and_the_hosts_that_runs_wait_for(
+    tab: Watched, home: Path, address: str
+) -> None:
+    run = begin_run(f"file://{home / 'store'}", "queued", 0)
+    job = run.read(RunJob).model_copy(update={"pool": str(home / "pools" / "cluster.yaml")})
+    run.write(job)
+    held = Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
+    held.take([run.hold], Holder("me"), run.uri, ttl_s=3600)
+    record = events.EventRecorder(home / "work" / run.job_name / run.id)
+    said = f"host node-2 waits in Slurm's queue: job 6 (Resources) {SCRIPT}"
+    record({"event": "notice", "message": said, "host": "node-2", "waits": True})
+    page = tab.open("pool?pool=cluster")
+    page.wait_for_selector('table[aria-label="Hosts that runs wait for"]')
+    state = _get(address, "/pool?name=cluster")
+    assert (state["engine"], [one["host"] for one in state["waiting_hosts"]]) == (
+        "slurm",
+        ["node-2"],
+    )
+    assert [row[-1] for row in values(page, "Devices that a run may ask for")] == [
+        "asked of Slurm when a run trains"
+    ] * len(state["devices"])
+    (waits,) = values(page, "Hosts that runs wait for")
+    assert (waits[0], waits[1], waits[4]) == ("node-2", f"{run.job_name}/{run.id}", said)
+    assert tile(page, "waiting hosts") == "1"
+    assert page.title() != "ran"
+    assert refused_by_axe(page) == []
+    tab.picture("pool-cluster")
+    record({"event": "notice", "message": "came", "host": "node-2", "waits": False})
+    page.wait_for_selector("text=No run is known to wait in Slurm's queue")
+    run.note(state="failed")
 
 
 def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: str) -> None:

@@ -46,6 +46,7 @@ from trainwright.tasks.train.hosts.host_engine import HostRequest
 from trainwright.tasks.train.hosts.host_order import numbered
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.hosts.slurm.slurm_engine import SlurmEngine
+from trainwright.tasks.train.record.waiting_hosts import waiting_hosts
 
 pytestmark = pytest.mark.slow
 
@@ -318,8 +319,10 @@ def test_too_few_hosts_are_given_back_and_asked_for_again(
     assert train(asked).steps == 24
     watcher.join()
     assert other.wait() != 0
-    waits = next(one["message"] for one in heard if "waits in Slurm's queue" in str(one))
-    assert "(Resources)" in waits or "(Priority)" in waits
+    waits = next(one for one in heard if "waits in Slurm's queue" in str(one))
+    assert "(Resources)" in waits["message"] or "(Priority)" in waits["message"]
+    assert waiting_hosts(heard[: heard.index(waits) + 1]) == [waits]
+    assert waiting_hosts(heard) == []
 
 
 def test_a_run_whose_hosts_are_not_granted_in_time_says_so(tmp_path: Path, slurm: SlurmLab) -> None:

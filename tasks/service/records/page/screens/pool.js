@@ -1,8 +1,8 @@
-// The pool: devices, their holders, the queue.
+// The pool: devices, their holders, the queue; of a cluster, the hosts that runs wait for.
 
 import { get, query } from "../api.js";
 import { alertOf, card, every, h, place, table, tiles } from "../dom.js";
-import { counted, seconds, whole } from "../format.js";
+import { counted, ENGINES, moment, seconds, whole } from "../format.js";
 
 export async function show(root, { fields }, signal, failed) {
   const name = fields.get("pool") ?? "";
@@ -23,6 +23,10 @@ export async function show(root, { fields }, signal, failed) {
     const closed = state.devices.filter((one) => one.holder === null && !one.available_now);
     const windows = state.devices.some((one) => one.available !== null);
     const held = state.devices.filter((one) => one.holder !== null);
+    if (state.engine !== "ssh") {
+      shown(...cluster(state, windows));
+      return true;
+    }
     shown(
       tiles([
         ["devices", whole(state.devices.length), state.pool],
@@ -47,6 +51,27 @@ export async function show(root, { fields }, signal, failed) {
     );
     return true;
   }, signal, failed);
+}
+
+// A pool whose devices a cluster's queue gives out: no lease names one of them.
+function cluster(state, windows) {
+  const engine = ENGINES[state.engine];
+  const waiting = state.waiting_hosts;
+  return [
+    tiles([
+      ["devices", whole(state.devices.length), state.pool],
+      ["given out by", { text: engine, value: state.engine }],
+      ["waiting hosts", whole(waiting.length), `in ${engine}'s queue`],
+    ]),
+    card("Devices", table("Devices that a run may ask for",
+      [["device", "name"], ["type", "name"], ["host", "name"], ["cores", "number"], ...(windows ? [["available, UTC", "name"]] : []), ["given", "long"]],
+      state.devices.map((one) => [one.id, one.type, one.host, one.cores === null ? null : { text: String(one.cores), value: one.cores },
+        ...(windows ? [one.available ?? "always"] : []),
+        h("span", { class: "muted" }, one.available_now ? `asked of ${engine} when a run trains` : "closed now")]))),
+    card("Queue", waiting.length === 0 ? h("p", { class: "note" }, `No run is known to wait in ${engine}'s queue.`)
+      : table("Hosts that runs wait for", [["host", "name"], ["run", "name"], ["holder", "long"], ["reported", "name"], ["what", "long"]],
+        waiting.map((one) => [one.host, link(one.run), one.holder, moment(one.reported_at), one.message]))),
+  ];
 }
 
 // The holder of a device, or whether it is available.
