@@ -96,7 +96,8 @@ def run_page(page: Path, folder: Path) -> list[Ended]:
 def _run(block: Block, folder: Path) -> list[Ended]:
     """Run a block's commands in one shell."""
     commands = block.commands()
-    script = "".join(f"{_with_run(one)}\necho {_MARK} $?\n" for one, _ in commands)
+    mark = f"printf '\\n{_MARK} %s\\n' $?"
+    script = "".join(f"{_with_run(one)}\n{mark}\n" for one, _ in commands)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script],
@@ -109,10 +110,11 @@ def _run(block: Block, folder: Path) -> list[Ended]:
         check=False,
     )
     printed = done.stdout.replace(STORE, "s3://trainwright")
-    parts = re.split(rf"^{_MARK} (\d+)\n", printed, flags=re.MULTILINE)
+    parts = re.split(rf"\n{_MARK} (\d+)\n", printed)
+    assert len(parts) == 2 * len(commands) + 1, f"a command ended the block's shell:\n{printed}"
     return [
         Ended(command, shown, output, int(code))
-        for (command, shown), output, code in zip(commands, parts[::2], parts[1::2], strict=False)
+        for (command, shown), output, code in zip(commands, parts[:-1:2], parts[1::2], strict=True)
     ]
 
 

@@ -188,17 +188,16 @@ def failure_line(validation: Validation) -> str:
 def _columns_line(failed: Expectation) -> str:
     """How a table's columns, or its target, differ from those of the data that the suite is of."""
     had, has = failed.expected.get("column_set", ()), failed.observed or ()
-    targets = [
-        {target for name in names if (target := target_of(name)) is not None}
+    was, now = (
+        min((target for name in names if (target := target_of(name)) is not None), default=None)
         for names in (had, has)
-    ]
+    )
     lost, new = (
         [repr(name) for name in names if name not in others and target_of(name) is None]
         for names, others in ((had, has), (has, had))
     )
-    (was,), (now,) = (sorted(map(str, names)) or ("",) for names in targets)
     parts = [
-        f"the target was {was!r} and is {now!r}" if was and now and was != now else "",
+        f"the target was {was!r} and is {now!r}" if None not in (was, now) and was != now else "",
         f"no column {', '.join(lost[:_NAMED])}{' …' * (len(lost) > _NAMED)}" if lost else "",
         f"unknown column {', '.join(new[:_NAMED])}{' …' * (len(new) > _NAMED)}" if new else "",
     ]

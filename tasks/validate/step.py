@@ -177,9 +177,9 @@ def validate_job(job: Job, settings: Settings, *, forget_kept_suite: bool = Fals
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
     from trainwright.tasks.validate.kept_suite import forget_suite, kept_suite, with_version
 
+    data = localized(job.data, settings)
     if forget_kept_suite:
         forget_suite(open_store(settings.store, settings), job)
-    data = localized(job.data, settings)
     if data.reader == "model":
         if job.model is None:
             raise BadInput("model: required field is missing; data.reader: model needs it")
