@@ -38,7 +38,7 @@ def show_recommendation(found: Recommendation) -> None:
         )
         for place, one in enumerate(listed, 1)
     ]
-    table(f"models for {found.task}", columns, rows, right=(3,))
+    table(f"models for {found.task}", columns, rows, right=range(3, len(columns)))
     for place, one in enumerate(listed, 1):
         out.print(f"{place}. {one.name}: {one.why}", markup=False)
     for note in found.notes:

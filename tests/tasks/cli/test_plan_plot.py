@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import MANY, NOON, TWO, curve, plan
 
-from trainwright.tasks.cli.screens.plans.plan_plot import front_svg, write_plan
+from trainwright.tasks.cli.screens.plans.plan_plot import front, write_plan
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.plots.plot_axis import Axis
+from trainwright.tasks.plots.plot_shapes import svg
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
 
@@ -27,7 +28,7 @@ def without_layers() -> Estimate:
 
 
 def drawn(made: Plan) -> ElementTree.Element:
-    return ElementTree.fromstring(front_svg(made))
+    return ElementTree.fromstring(svg(front(made)))
 
 
 def words(svg: ElementTree.Element) -> list[str]:

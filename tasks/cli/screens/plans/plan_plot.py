@@ -128,11 +128,6 @@ def front(plan: Plan) -> Drawing:
     return Drawing(f"{''.join(panels)}{key}", width, bottom)
 
 
-def front_svg(plan: Plan) -> str:
-    """The front as a picture of its own."""
-    return svg(front(plan))
-
-
 def _marks(plan: Plan) -> list[Mark]:
     """The front, then the first alternatives that are not on it, numbered from 1."""
     known = {_same(one) for one in plan.front}

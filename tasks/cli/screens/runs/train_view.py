@@ -33,7 +33,11 @@ class TrainView:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._devices: list[str] = []
+        self._reset([])
+
+    def _reset(self, devices: list[str]) -> None:
+        """Forget an earlier launch."""
+        self._devices = devices
         self._states: dict[int, str] = {}
         self._latest: dict[str, Any] | None = None
         self._latest_at = 0.0
@@ -49,8 +53,7 @@ class TrainView:
         """Process an event."""
         kind = event["event"]
         if kind == "ranks":
-            self.__init__(self._now)  # type: ignore[misc]  # a new launch
-            self._devices = list(event["devices"])
+            self._reset(list(event["devices"]))
         elif kind == "rank":
             self._states[event["rank"]] = event["state"]
         elif kind == "train" and event.get("steps"):

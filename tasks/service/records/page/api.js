@@ -61,15 +61,20 @@ async function airflowApi(path, signal) {
 
 const ERROR_LINE = /^[a-z_]+: \S/; // as operators log it: `kind: what is wrong; what is allowed`
 
+const errorLines = new Map(); // by the path of a log; a log is read until it has one
+
 // The failed tasks of a DAG run: each with the error's line from its log, or null if the log has none.
 export async function failedTasks(dag, run, signal) {
   const path = `dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
   const failed = (await airflowApi(`${path}?state=failed`, signal))?.task_instances ?? [];
   return Promise.all(failed.map(async ({ task_id: task, try_number: attempt, map_index: index }) => {
     const of = `${path}/${encodeURIComponent(task)}/logs/${attempt}?map_index=${index}&full_content=true`;
-    const lines = (await airflowApi(of, signal))?.content ?? [];
-    const found = lines.find(({ level, event }) => level === "error" && ERROR_LINE.test(event));
-    return { task, line: found?.event ?? null };
+    if (!errorLines.has(of)) {
+      const lines = (await airflowApi(of, signal))?.content ?? [];
+      const line = lines.find(({ level, event }) => level === "error" && ERROR_LINE.test(event))?.event;
+      if (line !== undefined) errorLines.set(of, line);
+    }
+    return { task, line: errorLines.get(of) ?? null };
   }));
 }
 

@@ -8,10 +8,10 @@ import { Series, throughput } from "./series.js";
 
 const MOST = 8;
 
-export async function show(root, { fields }, signal, failed) {
+export async function show(root, { fields }, signal) {
   const names = (fields.get("runs") ?? "").split(",").filter((name) => RUN.test(name)).slice(0, MOST);
   if (names.length) await sideBySide(root, names, signal);
-  else await history(root, fields.get("job"), signal, failed);
+  else await history(root, fields.get("job"), signal);
 }
 
 async function history(root, job, signal) {
