@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 _CHANGES = ("SLURM_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
-_PAUSES_S = (0.0, 2.0, 5.0, 30.0, 120.0)
-"""Between attempts to cancel. The first may be too early for a job that is just being submitted."""
+_PAUSES_S = (0.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Before the attempts to cancel, while the job is still in the queue or nobody answers."""
+_AGAIN_S = 30.0
+"""After which it looks once more: the controller may handle a submission late."""
 
 
 def new_name(label: str) -> str:
@@ -44,9 +47,13 @@ def _main(name: str, command: list[str]) -> None:
     import signal
 
     me = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    # A cluster or a runtime that takes the launcher back sends these to all its processes.
+    ignored = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, *ignored})
     if os.fork() == 0:
         os.setsid()
+        for sent in ignored:
+            signal.signal(sent, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
@@ -54,24 +61,41 @@ def _main(name: str, command: list[str]) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGUSR1)
         if os.getppid() == me:
             signal.sigwait({signal.SIGUSR1})
-        _cancel(name)
+        cancel(name)
         os._exit(0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1, *ignored})
     os.execvpe(command[0], command, own_environment(os.environ))
 
 
-def _cancel(name: str) -> None:
-    """Cancel the job, and look again, until the controller has said twice that it is done."""
-    import subprocess
-    import time
+def cancel(name: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Cancel the job of this name until it has left the queue, and look again some time later."""
+    if _has_left(name, sleep):
+        sleep(_AGAIN_S)
+        _has_left(name, sleep)
 
-    answers = 0
+
+def _has_left(name: str, sleep: Callable[[float], None]) -> bool:
+    """Cancel the job for some minutes; whether it is not in the queue any more."""
     for pause_s in _PAUSES_S:
-        time.sleep(pause_s)
-        done = subprocess.run(["scancel", "--quiet", f"--name={name}"], check=False)
-        answers += done.returncode == 0
-        if answers == 2:
-            return
+        sleep(pause_s)
+        _run("scancel", "--quiet", f"--name={name}")
+        if _run("squeue", "--noheader", "--me", f"--name={name}", "--format=%i") == "":
+            return True
+    return False
+
+
+def _run(*command: str) -> str | None:
+    """What a command says; None if it failed."""
+    import subprocess
+
+    done = subprocess.run(
+        command,
+        env=own_environment(os.environ),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 if __name__ == "__main__":

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainwright.tasks.spec.documents import Document, MemorySize, matching
 
-_PATH = r"/[^:,]*"
+_PATH = r"/[^:\s]*"
+_DeviceName = Annotated[
+    str,
+    matching(
+        r"^(/[^:\s]+(:[^:\s]+){0,2}|[A-Za-z0-9][A-Za-z0-9_./-]*=[A-Za-z0-9_.:,-]+)$",
+        "a path in /dev, or a device as the runtime names it, such as nvidia.com/gpu=all",
+    ),
+]
+_HostPath = Annotated[
+    str, matching(rf"^{_PATH}$", "an absolute path without spaces and :, such as /scratch")
+]
+_ContainerPath = Annotated[
+    str,
+    matching(
+        rf"^{_PATH}(:[A-Za-z,]+)?$",
+        "an absolute path without spaces, and options after a :, such as /data:ro",
+    ),
+]
 
 
 class Container(Document):
@@ -37,12 +54,12 @@ class Container(Document):
         default=None,
         description="memory that it may use, such as 8GiB; default: the host's `memory`, else all",
     )
-    devices: list[str] = Field(
+    devices: list[_DeviceName] = Field(
         default_factory=list,
         description="devices of the host in it, as the runtime names them: nvidia.com/gpu=all, "
         "/dev/kfd",
     )
-    volumes: dict[str, str] = Field(
+    volumes: dict[_HostPath, _ContainerPath] = Field(
         default_factory=dict,
         description="folders of the host in it: {/scratch: /scratch, /data: '/data:ro'}",
     )

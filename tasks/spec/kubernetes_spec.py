@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainwright.tasks.spec.documents import Document, Duration, matching
 
@@ -56,5 +56,14 @@ class Kubernetes(Document):
         "and not beginning with -",
         default=None,
         description="address at which pods reach this machine; default: that of the route to the "
-        "cluster's API",
+        "cluster's API; needed with `api`",
     )
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Kubernetes:
+        if self.api is not None and self.address is None:
+            raise ValueError(
+                "address with `api`, at which pods reach this machine: the route to the proxy is "
+                "one inside this machine"
+            )
+        return self

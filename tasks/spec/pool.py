@@ -241,8 +241,8 @@ class Device(Document):
     def resource_of(self, run: str) -> str:
         """The name under which a run leases the device.
 
-        Slurm's queue gives out its own devices, so runs don't wait for each other in ours: each
-        leases a name of its own.
+        The queue of Slurm or Kubernetes gives out its own devices, so runs don't wait for each
+        other in ours: each leases a name of its own.
         """
         return self.resource if self.engine == "ssh" else f"{self.resource} of {run}"
 

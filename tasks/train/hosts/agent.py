@@ -1,6 +1,7 @@
 """Runs on each remote host for one launch: starts ranks, relays their output, and cleans up.
 
-The launcher (`hosts`) starts one agent per host over ssh. They exchange JSON, one object a line.
+The launcher (`hosts`) starts one agent per host, by the engine of the pool (ssh, Slurm or
+Kubernetes). They exchange JSON, one object a line.
 
 | from the launcher | |
 |---|---|

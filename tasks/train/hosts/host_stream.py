@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
+import math
 import os
 import signal
 import subprocess
@@ -25,7 +27,7 @@ from trainwright.tasks.train.hosts.container import contained, why_not_started
 from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest, HostStanding
 
 HELLO_TIMEOUT_S = 60.0
-_LOOK_S = 0.5
+_LOOK_S, _END_LOOK_S = 0.5, 0.02
 # Runs on the host: prints the host's facts, then becomes the agent when the launcher agrees. Reads
 # byte by byte, because everything after the first line is for the agent.
 _BOOT = """
@@ -38,6 +40,7 @@ from trainwright.tasks.train.hosts.agent import main
 main()
 """
 Message = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
 class HostStream:
@@ -46,7 +49,7 @@ class HostStream:
     def __init__(self, asked: HostRequest, engine: HostEngine, log: Path) -> None:
         """`log` gets what the process writes to its standard error."""
         self.log, self._asked, self._engine = log, asked, engine
-        self._writing = threading.Lock()
+        self._writing, self._reaping = threading.Lock(), threading.Lock()
         self._hung_up: str | None = None
         self._reported = ("", False)
         self.queued = False
@@ -105,7 +108,12 @@ class HostStream:
         """End the engine's process if the host, once granted, does not answer in time."""
         granted_at: float | None = None
         while not heard.wait(_LOOK_S):
-            standing = self._engine.standing(self._asked)
+            try:
+                standing = self._engine.standing(self._asked)
+            except Exception as error:  # noqa: BLE001 - a thread's boundary: logged and reported
+                _log.exception("%s: its place in the queue is unknown", self)
+                self.hang_up(f"its place in the queue is unknown: {type(error).__name__}: {error}")
+                return
             self.queued = standing.status == "queued"
             if standing.status == "refused":
                 self.hang_up(standing.why)
@@ -133,7 +141,7 @@ class HostStream:
         return self._engine.error(self._asked, why)
 
     def _ended_early(self) -> TrainwrightError:
-        code = self._process.wait()
+        code = self._exit_code()
         not_started = why_not_started(self._asked.container, self._written(), code)
         if not_started is None:
             return self.error(self.why_ended())
@@ -147,7 +155,7 @@ class HostStream:
 
     def why_ended(self) -> str:
         """Why the process has ended; waits until it has."""
-        code = self._process.wait()
+        code = self._exit_code()
         if self._hung_up is not None:
             return self._hung_up
         text = self._written()
@@ -176,8 +184,23 @@ class HostStream:
     def hang_up(self, why: str) -> None:
         """End the connection at once, from any thread; pending requests fail."""
         self._hung_up = self._hung_up or why
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill the process and its children, unless it has been reaped: its id may be another's."""
+        with self._reaping:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _exit_code(self, timeout_s: float = math.inf) -> int | None:
+        """The process's exit code, when it has ended; None if it has not in this time."""
+        until = time.monotonic() + timeout_s
+        while True:
+            with self._reaping:
+                code = self._process.poll()
+            if code is not None or time.monotonic() > until:
+                return code
+            time.sleep(_END_LOOK_S)
 
     def end(self, grace_s: float) -> None:
         """End the agent by the end of its input, and the process after this time.
@@ -189,11 +212,9 @@ class HostStream:
             self._process.stdin.close()
         if self.queued:
             self.hang_up("the launch has ended")
-        try:
-            self._process.wait(timeout=grace_s)  # the agent removes its files meanwhile
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self._exit_code(grace_s) is None:  # the agent removes its files meanwhile
+            self._kill()
+            self._exit_code()
 
     def close(self) -> None:
         """Close its output, when nobody reads it any more."""

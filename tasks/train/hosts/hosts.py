@@ -1,15 +1,16 @@
 """The remote hosts of one launch: connects to them, checks them, and prepares them for ranks.
 
-Before the first rank starts, each host must present its known SSH host key, run the same versions
-and sources as this machine, and be able to connect to the launcher. It also receives the model's
-source and the data, whose content must equal the validated content. A host that is lost during
-training passes the same checks when it answers again. `session` is the connection to one host;
-`agent` runs on the host; `host_addresses` finds the addresses at which they reach each other.
-Loads no torch.
+Before the first rank starts, each host must run the same versions and sources as this machine, or
+all hosts the same image, and be able to connect to the launcher. By ssh it must present its known
+host key. It also receives the model's source and the data, whose content must equal the validated
+content. A host that is lost during training passes the same checks when it answers again. `session`
+is the connection to one host; `agent` runs on the host; `host_addresses` finds the addresses at
+which they reach each other. Loads no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -267,11 +268,15 @@ class Hosts:
 
     def close(self) -> None:
         """End all processes on the hosts, and the connections."""
-        if self._reconnector is not None:
-            self._reconnector.settle()
+        with contextlib.ExitStack() as closing:  # from below, also if one of them fails
+            closing.callback(self._engine.close)
+            if self._reconnector is not None:
+                closing.callback(self._reconnector.close)
+            closing.callback(self._close_sessions)
+            if self._reconnector is not None:
+                self._reconnector.settle()
+
+    def _close_sessions(self) -> None:
         if self._sessions:
             with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
                 list(pool.map(lambda session: session.close(_END_GRACE_S), self._sessions.values()))
-        if self._reconnector is not None:
-            self._reconnector.close()
-        self._engine.close()

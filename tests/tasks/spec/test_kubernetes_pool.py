@@ -38,6 +38,11 @@ def test_hosts_are_known_by_their_names() -> None:
         ({"node_selector": {"a": "b"}}, {"engine": "ssh"}, "node_selector with `engine: kubernet"),
         ({}, {"kubernetes": {**CLUSTER, "namespace": "My"}}, "kubernetes.namespace: got 'My'"),
         ({}, {"kubernetes": {**CLUSTER, "api": "https://a"}}, "kubernetes.api: got 'https://a'"),
+        (
+            {},
+            {"kubernetes": {**CLUSTER, "api": "http://127.0.0.1:8001"}},
+            "allowed: address with `api`, at which pods reach this machine",
+        ),
         ({}, {"kubernetes": {}}, "kubernetes.image"),
     ],
 )

@@ -82,14 +82,16 @@ class ClusterApi:
         except BadInput:
             return None
 
-    def delete_job(self, name: str) -> None:
-        """Delete a Job and what belongs to it: its pod, its Secret. It may be gone already."""
+    def delete_job(self, name: str) -> bool:
+        """Delete a Job and what belongs to it: its pod, its Secret. Whether it was there."""
         options = {"propagationPolicy": "Background"}
         try:
             self._ask("DELETE", f"{self._path('jobs')}/{name}", options)
         except BadInput as error:
             if error.details.get("status") != 404:
                 raise
+            return False
+        return True
 
     def _path(self, kind: str) -> str:
         group = "apis/batch/v1" if kind == "jobs" else "api/v1"
@@ -132,4 +134,5 @@ class ClusterApi:
             f"kubernetes: its API at {self.url} answers {error.code}: {said}",
             service="kubernetes",
             address=self.url,
+            status=error.code,
         )

@@ -29,10 +29,17 @@ ADDRESS_FILE, TOKEN_FILE, CERTIFICATE_FILE = "launcher.json", "token", "certific
 ACCEPTED = b"accepted\n"
 _CONNECT_TIMEOUT_S, _TRY_FOR_S, _TRY_EVERY_S = 10.0, 30.0, 1.0
 _END_GRACE_S = 20.0
+_SECRET_WITHIN_S = 150.0
+"""A node looks for a Secret that it has not found every 60 to 90 s."""
 
 
 def connect(folder: Path) -> ssl.SSLSocket:
     """A connection that the launcher has accepted. Raises OSError."""
+    until = time.monotonic() + _SECRET_WITHIN_S
+    while not (folder / ADDRESS_FILE).exists():
+        if time.monotonic() > until:
+            raise OSError(f"no Secret of a launcher in {_SECRET_WITHIN_S:g} s")
+        time.sleep(_TRY_EVERY_S)
     place = json.loads((folder / ADDRESS_FILE).read_text())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

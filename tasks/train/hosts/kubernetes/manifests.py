@@ -80,7 +80,11 @@ def _pod(name: str, asked: HostRequest, cluster: Kubernetes, words: Sequence[str
             }
         ],
         "volumes": [
-            {"name": "launcher", "secret": {"secretName": name, "defaultMode": 0o440}},
+            # A pod whose launcher died before it made the Secret starts without, and ends.
+            {
+                "name": "launcher",
+                "secret": {"secretName": name, "defaultMode": 0o440, "optional": True},
+            },
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }

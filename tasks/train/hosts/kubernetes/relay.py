@@ -37,7 +37,10 @@ _LOOK_S = 1.0
 _HANDSHAKE_S = 10.0
 _MOST_AT_ONCE = 16
 _TOKEN_BYTES = 43  # token_urlsafe(32)
-_DELETE_FOR_S = 8.0
+_DELETE_FOR_S, _TELL_AFTER_S = 60.0, 8.0
+_DELETE_AGAIN_S = 30.0
+"""A request to make the Job may be handled after one to delete it."""
+_NO_RIGHT = (401, 403)
 _KNOWN_WITHIN_S, _KNOWN_EVERY_S = 3.0, 0.2
 """A node reports the end of a pod a second or two after it."""
 
@@ -51,6 +54,9 @@ class Relay:
         self._token = secrets.token_urlsafe(32)
         self._accepted = queue.SimpleQueue[ssl.SSLSocket]()
         self._handshakes = threading.Semaphore(_MOST_AT_ONCE)
+        self._telling, self._came = threading.Lock(), threading.Event()
+        self._refused: TrainwrightError | None = None
+        self._unanswered = False
 
     def run(self) -> None:
         """Ask for the pod, wait for it, and relay until it ends."""
@@ -61,7 +67,9 @@ class Relay:
             self._create(address, listening.getsockname()[1], certificate)
             listening.settimeout(_LOOK_S)
             peer = self._wait(listening, context)
-        self._folder.stand(HostStanding("granted"))
+        with self._telling:
+            self._came.set()
+            self._folder.stand(HostStanding("granted"))
         try:
             Carrier(peer, 0, 1, "sink").run(sys.stdout.close)
         except Broken as error:
@@ -89,8 +97,9 @@ class Relay:
 
     def _wait(self, listening: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """The connection of the Job's pod. Raises BadInput or ServiceUnreachable if none comes."""
-        look_at = 0.0
-        while True:
+        # A thread of its own: a pod gives up if it is not accepted while the API is silent.
+        threading.Thread(target=self._keep_looking, name="look", daemon=True).start()
+        while self._refused is None:
             with contextlib.suppress(queue.Empty):
                 return self._accepted.get_nowait()
             with contextlib.suppress(TimeoutError):
@@ -98,16 +107,31 @@ class Relay:
                 threading.Thread(
                     target=self._shake_hands, args=(plain, where[0], context), daemon=True
                 ).start()
-            if time.monotonic() >= look_at:
-                self._look()
-                look_at = time.monotonic() + _LOOK_S
+        raise self._refused
 
-    def _look(self) -> None:
-        pods = self._api.pods_of(self.name)
-        why = why_refused(pods)
-        if why is not None:
-            raise why
-        self._folder.stand(HostStanding("queued", why_waiting(pods)))
+    def _keep_looking(self) -> None:
+        """Tell what the pod waits for, until it has come or is refused."""
+        while not self._came.is_set() and self._refused is None:
+            try:
+                pods = self._api.pods_of(self.name)
+                self._refused, why = why_refused(pods), why_waiting(pods)
+                self._unanswered = False
+            except ServiceUnreachable as error:
+                if error.details.get("status") in _NO_RIGHT:
+                    self._refused = error
+                    return
+                # It may be restarting: the Job keeps its place, and `queue_timeout` limits this.
+                why = "for its pod; the cluster's API does not answer"
+                if not self._unanswered:
+                    _say(str(error))
+                self._unanswered = True
+            except TrainwrightError as error:
+                self._refused = error
+                return
+            with self._telling:
+                if not self._came.is_set():
+                    self._folder.stand(HostStanding("queued", why))
+            self._came.wait(_LOOK_S)
 
     def _shake_hands(self, plain: socket.socket, where: str, context: ssl.SSLContext) -> None:
         """Accept a connection that knows the token; refuse any other in one line."""
@@ -197,21 +221,32 @@ def _family(address: str) -> socket.AddressFamily:
 
 def _delete(folder: RelayFolder) -> None:
     """The guard: delete the Job when the relay has ended, and tell the engine."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     order = folder.order()
     sys.stdin.buffer.read()  # ends with the relay
-    until = time.monotonic() + _DELETE_FOR_S
+    if not _delete_job(order, folder):
+        time.sleep(_DELETE_AGAIN_S)
+        _delete_job(order, folder)
+
+
+def _delete_job(order: RelayOrder, folder: RelayFolder) -> bool:
+    """Try for a minute, of which the engine waits a part. False if there was no such Job."""
+    began = time.monotonic()
     while True:
         try:
-            _api(order).delete_job(order.name)
-            break
+            was_there = _api(order).delete_job(order.name)
         except TrainwrightError as error:
-            if time.monotonic() > until:
+            tried_s = time.monotonic() - began
+            if tried_s > _TELL_AFTER_S:
+                folder.end()
+            if tried_s > _DELETE_FOR_S:
                 _say(f"the Job {order.name} is left, and removed after its end: {error}")
-                break
+                return True
             time.sleep(_LOOK_S)
-    folder.end()
+        else:
+            folder.end()
+            return was_there
 
 
 def _say(line: str) -> None:

@@ -107,6 +107,11 @@ def test_a_host_has_its_own_container_or_the_pools() -> None:
         ({"image": "a", "runtime": "crun"}, "runtime"),
         ({"image": "a", "cpus": 0}, "cpus"),
         ({"image": "a", "memory": "much"}, "memory"),
+        ({"image": "a", "devices": [""]}, "devices"),
+        ({"image": "a", "devices": ["--privileged"]}, "devices"),
+        ({"image": "a", "volumes": {"data": "/x"}}, "volumes"),
+        ({"image": "a", "volumes": {"": ":::"}}, "volumes"),
+        ({"image": "a", "volumes": {"/data": "/x:ro:/y"}}, "volumes"),
     ],
 )
 def test_a_wrong_container_gives_one_line(container: dict[str, Any], says: str) -> None:

@@ -27,6 +27,7 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.host_spec import Host
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
 from trainwright.tasks.train.hosts.host_engine import HostRequest
+from trainwright.tasks.train.hosts.kubernetes import dial_back
 from trainwright.tasks.train.hosts.kubernetes.dial_back import connect
 from trainwright.tasks.train.hosts.kubernetes.kubernetes_engine import KubernetesEngine
 
@@ -209,6 +210,39 @@ def test_what_the_api_refuses_is_told_in_one_line(
     assert type(found) is error
     assert says in str(found)
     assert "\n" not in str(found)
+
+
+def test_a_request_keeps_its_place_while_the_api_does_not_answer(cluster: FakeCluster) -> None:
+    cluster.schedules = False
+    cluster.answers["GET", "pods"] = (429, {"message": "too many requests"})
+    relayed = Relayed(cluster, ECHO)
+    why = "for its pod; the cluster's API does not answer"
+    assert until(lambda: relayed.engine.standing(relayed.asked).why == why)
+    del cluster.answers["GET", "pods"]
+    assert until(lambda: relayed.engine.standing(relayed.asked).why not in ("", why))
+    cluster.schedule()
+    assert relayed.line().split()[0] == b"127.0.0.1"
+    _, log = relayed.end()
+    assert log.count("answers 429: too many requests") == 1
+    relayed.engine.close()
+
+
+def test_a_request_ends_if_its_pods_may_not_be_read(cluster: FakeCluster) -> None:
+    cluster.schedules = False
+    cluster.answers["GET", "pods"] = (403, {"message": "pods is forbidden"})
+    relayed = Relayed(cluster, ECHO)
+    _, log = relayed.end()
+    assert relayed.process.returncode == 1
+    assert log.strip().endswith("answers 403: pods is forbidden")
+    relayed.engine.close()
+    assert cluster.jobs == {}
+
+
+def test_a_pod_without_its_secret_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_back, "_SECRET_WITHIN_S", 0.0)
+    monkeypatch.setattr(dial_back, "_TRY_EVERY_S", 0.01)
+    with pytest.raises(OSError, match="no Secret of a launcher"):
+        connect(tmp_path)
 
 
 def test_the_process_in_an_evicted_pod_is_told_and_the_connection_stays(
