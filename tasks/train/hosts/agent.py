@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainwright.estimator.interfaces import interface_of
+from trainwright.infra.lock import locked
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.settings import Settings
@@ -51,6 +52,7 @@ BEAT_S = 5.0
 SILENCE_S = 60.0
 _LOOK_S = 1.0
 _REACH_TIMEOUT_S = 10.0
+_LOCK = ".lock"
 _HERE = os.uname().nodename.replace(".", "-")
 Message = dict[str, Any]
 
@@ -67,7 +69,10 @@ class HostAgent:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
         # machines may share a home folder, so the name has the machine in it
-        self.work = folder / f"{_HERE}.{os.getpid()}.{os.urandom(4).hex()}"
+        self.work = folder / f"{_HERE}.{os.urandom(8).hex()}"
+        self._held = contextlib.ExitStack()
+        with contextlib.suppress(OSError):  # on a file system without locks none is ever stale
+            self._held.enter_context(locked(_lock_of(self.work), wait=False))
         self.work.mkdir(mode=0o700)
         self._children: dict[str, _Child] = {}
         self._shares: dict[str, CpuShare] = {}
@@ -105,7 +110,11 @@ class HostAgent:
         for share in self._shares.values():
             share.let_go()
             share.remove()
+        self._remove_work()
+
+    def _remove_work(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
+        self._held.close()
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message. If the launcher is gone, `run` notices the end of the connection."""
@@ -158,7 +167,7 @@ class HostAgent:
             self.send_events()
         for child in list(self._children.values()):
             child.kill()
-        shutil.rmtree(self.work, ignore_errors=True)
+        self._remove_work()
         os._exit(1)  # the main thread is blocked in reading a line that will not come
 
     def send_events(self) -> None:
@@ -255,12 +264,20 @@ def reach(address: str, port: int) -> Message:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the work folders of agents that were killed."""
-    for work in folder.iterdir():
-        machine, _, rest = work.name.partition(".")
-        pid = rest.partition(".")[0]
-        if machine == _HERE and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(work, ignore_errors=True)
+    """Remove the work folders of agents that were killed, also in containers that share them.
+
+    A process's number says nothing there: an agent's lock does.
+    """
+    for name in {one.name.removesuffix(_LOCK) for one in folder.iterdir()}:
+        if name.partition(".")[0] == _HERE:
+            work = folder / name
+            with contextlib.suppress(OSError), locked(_lock_of(work), wait=False):
+                shutil.rmtree(work, ignore_errors=True)
+
+
+def _lock_of(work: Path) -> Path:
+    """The lock that an agent holds as long as it uses the work folder."""
+    return work.with_name(work.name + _LOCK)
 
 
 def main() -> None:
