@@ -37,6 +37,7 @@ def summary(run: Run) -> dict[str, Any]:
         "holder": status.holder,
         "started_at": status.started_at,
         "metrics": result.metrics if result else {},
+        "model_of": result.model_in_words if result else None,
         "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
         "currency": plan.currency if plan else None,
         "learned_from": estimate.learned_from if estimate else 0,

@@ -45,6 +45,7 @@ def work(context: RunContext) -> Reference:
         "artefact": Result.FILE,
         "state": result.state,
         "metrics": result.metrics,
+        "model_of": result.model_in_words,
         "devices": {device.id: device.batch_size for device in result.devices},
         "target_reached": result.target_reached,
         "duration_s": result.measured.duration_s,
@@ -52,8 +53,10 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """The metrics, as in `accuracy 0.9722, loss 0.1034`."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in reference["metrics"].items())
+    """The metrics, and whose: `accuracy 0.9722, loss 0.1034; model of epoch 8 of 20`."""
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in reference["metrics"].items())
+    model_of = reference.get("model_of")
+    return f"{metrics}; model of {model_of}" if model_of else metrics
 
 
 def request_of(context: RunContext) -> TrainRequest:

@@ -191,3 +191,19 @@ class Result(Artefact):
     )
     backend: str = Field(description="horovod or torch")
     versions: dict[str, str] = Field(description="of Python and packages")
+
+    @property
+    def model_in_words(self) -> str | None:
+        """Where in the training the stored model was, as in `epoch 8 of 20`; None: not known.
+
+        Its step, if epochs had different numbers of steps.
+        """
+        if self.model_step is None or not self.steps:
+            return None
+        epoch, rest = divmod(self.model_step * self.epochs, self.steps)
+        whole = rest == 0 and epoch > 0
+        return (
+            f"epoch {epoch} of {self.epochs}"
+            if whole
+            else f"step {self.model_step} of {self.steps}"
+        )

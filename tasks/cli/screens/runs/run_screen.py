@@ -77,7 +77,8 @@ def _result_lines(document: dict[str, Any], everything: bool) -> list[tuple[str,
         # What people ask for first; losses last.
         order = sorted(metrics, key=lambda name: ("loss" in name, list(metrics).index(name)))
         named = (f"{name} {metrics[name]:.4f}" for name in order)
-        lines.append(("metrics", _listed(one.replace("_", " ") for one in named)))
+        whose = f" (model of {document['model_of']})" if document["model_of"] else ""
+        lines.append(("metrics", _listed(one.replace("_", " ") for one in named) + whose))
     if target := document["target"]:
         reached = {True: "reached", False: "not reached", None: "not known yet"}
         words = reached[document["target_reached"]]

@@ -126,7 +126,7 @@ def test_a_stopped_training_counts_the_evaluations_before_the_stop(tmp_path: Pat
 def test_without_improvement_in_the_last_epoch_the_training_is_simply_done(tmp_path: Path) -> None:
     result = train(worsening(tmp_path, epochs=4))
     assert (result.steps, result.early_stopped) == (16, None)
-    assert result.model_step == 8
+    assert (result.model_step, result.model_in_words) == (8, f"epoch 2 of {result.epochs}")
 
 
 def test_of_equally_good_epochs_that_with_the_lowest_loss_is_stored(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ function facts(run, series) {
     ["step time", seconds(measured?.step_time_s?.median ?? taken), range(predicted?.step_time_s, seconds)],
     ["duration", seconds(measured?.duration_s ?? running), running !== null && !measured ? "since the run began" : range(predicted?.duration_s, seconds)],
   ];
-  const results = qualities(run).map(([name, value]) => [name, number(value), "validation"]);
+  const results = qualities(run).map(([name, value]) => [name, number(value), run.model_of ? `validation, ${run.model_of}` : "validation"]);
   if (!result) return [step, ["loss", number(rows[0]?.loss), rows.length ? "training, this step" : null],
     ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
     ...speed, ["energy", missing, range(predicted?.energy_j, joules)], ...results];
