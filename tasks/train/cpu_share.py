@@ -6,6 +6,7 @@ Uses a cgroup's quota; without permission to create a cgroup, it stops and conti
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import signal
@@ -84,14 +85,31 @@ def remove_cgroup(group: Path) -> None:
             return
 
 
+def _hold(group: Path) -> int:
+    """Lock a cgroup as one that is used. Raises BlockingIOError if another process holds it."""
+    held = os.open(group, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise
+    return held
+
+
 def remove_stale_cgroups() -> None:
     """Remove the cgroups of launchers that were killed."""
     for root in _parents():
         for group in root.glob(f"{_PREFIX}*-*"):
             launcher = group.name.removeprefix(_PREFIX).split("-")[0]
-            if launcher.isdigit() and not Path(f"/proc/{launcher}").exists():
-                with contextlib.suppress(OSError):  # some of its ranks may not have ended yet
+            if not launcher.isdigit() or Path(f"/proc/{launcher}").exists():
+                continue
+            # some of its ranks may not have ended yet, or it runs in another container
+            with contextlib.suppress(OSError):
+                held = _hold(group)
+                try:
                     group.rmdir()
+                finally:
+                    os.close(held)
 
 
 class CpuShare:
@@ -105,6 +123,10 @@ class CpuShare:
         self._cycle: DutyCycle | None = None
         self.group = make_cgroup(name, cores) if cores is not None else None
         """The cgroup that the process joins with `join_cgroup`, if any."""
+        self._held: int | None = None
+        if self.group is not None:
+            with contextlib.suppress(OSError):  # then only its process's number protects it
+                self._held = _hold(self.group)
         self.how = (
             "cgroup" if self.group else "duty cycle" if cores is not None and cores < 1 else "none"
         )
@@ -124,6 +146,9 @@ class CpuShare:
         """Remove the cgroup, once the process has ended."""
         if self.group is not None:
             remove_cgroup(self.group)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
 
 class DutyCycle:

@@ -13,6 +13,7 @@ from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
 from trainwright.tasks.spec.host_spec import Host
 from trainwright.tasks.train.hosts.host_engine import HostRequest, HostStanding
 from trainwright.tasks.train.hosts.host_stream import HostStream
+from trainwright.tasks.train.hosts.hosts import Hosts
 
 
 class FakeEngine:
@@ -21,7 +22,7 @@ class FakeEngine:
     silence_s = 1.0
 
     def __init__(self, *words: str) -> None:
-        self.words, self.variables = words, dict[str, str]()
+        self.words, self.variables, self.closed = words, dict[str, str](), False
 
     def command(self, asked: HostRequest, words: Sequence[str]) -> list[str]:
         return list(self.words)
@@ -39,7 +40,7 @@ class FakeEngine:
         return ServiceUnreachable(why, service="fake")
 
     def close(self) -> None:
-        """Nothing."""
+        self.closed = True
 
 
 def stream(folder: Path, *words: str) -> HostStream:
@@ -77,3 +78,15 @@ def test_an_engine_that_fails_ends_the_wait(
         made.first_line()
     assert "not a queue" in caplog.text
     made.close()
+
+
+def test_the_engine_is_closed_also_if_a_connection_can_not_be() -> None:
+    class Broken:
+        def close(self, grace_s: float) -> None:
+            raise OSError(grace_s)
+
+    engine, hosts = FakeEngine(), Hosts.__new__(Hosts)
+    hosts.__dict__ |= {"_sessions": {"h1": Broken()}, "_reconnector": None, "_engine": engine}
+    with pytest.raises(OSError, match="5"):
+        hosts.close()
+    assert engine.closed
