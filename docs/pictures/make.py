@@ -2,6 +2,8 @@
 
 Starts the embedded stack in TRAINWRIGHT_HOME (default: build/pictures), trains the job digits in a
 terminal, and takes pictures of what trainwright and Airflow show. Stops the stack if it started it.
+`queue.png` is not made here: it shows a Slurm cluster of three nodes, two of them busy
+(`tests/slurm_lab.py`).
 """
 
 from __future__ import annotations
