@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.machine import MOST_DRIFT, processor
+from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.estimator.named_file import read_named
 from trainwright.tasks.cli.options import Debug, Json, print_json, print_model, require_there
-
-if TYPE_CHECKING:
-    from trainwright.estimator.predict.calibration import Calibration
-    from trainwright.estimator.structure import Structure
-
-_NAMED = 5  # operations in a list
-_MORE = 1.25  # if operations widen the interval by more than this factor, the screen says so
 
 
 def extract(
@@ -234,8 +227,8 @@ def estimate(
     debug: Debug = False,
 ) -> None:
     """Predict time, memory and energy of a training step on a device type."""
-    from trainwright.tasks import units
     from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.cli.screens.estimate_screen import show_estimate
     from trainwright.tasks.estimate.calibrate import given
     from trainwright.tasks.estimate.step import device_type_of, estimate_step
     from trainwright.tasks.settings import Settings
@@ -261,93 +254,4 @@ def estimate(
     if as_json:
         print_json(document)
         return
-    memory = document["peak_memory_bytes"]
-    facts = [
-        ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
-        *_never_met(document),
-        *(_measured_on(measured) if measured is not None else []),
-        *[("note", note) for note in document["notes"]],
-        *(
-            [("corrected by", units.counted(document["learned_from"], "finished run"))]
-            if store is not None
-            else []
-        ),
-        ("step time", units.interval(document["step_time_s"], units.seconds)),
-        *[
-            (f"  {phase.replace('_', ' ')}", units.seconds(value))
-            for phase, value in (document["compute_s"] or {}).items()
-        ],
-        *(_doubts(measured, structure, document) if measured is not None else []),
-        (
-            "peak memory",
-            f"{units.size(memory['expected'])}  (safe: {units.size(memory['safe'])})",
-        ),
-        *_too_large(document),
-        (
-            "energy per step",
-            units.interval(document["energy_j"], lambda value: units.amount(value, "J")),
-        ),
-        ("source of power", str(document["energy_source"])),
-    ]
-    console.facts(f"{model} at batch {batch_size}: median (90 % interval)", facts)
-
-
-def _measured_on(calibration: Calibration) -> list[tuple[str, str]]:
-    version = calibration.measured_torch or calibration.torch
-    threads = f"{calibration.threads} thread(s), torch {version}"
-    other = calibration.device_type == "cpu" and calibration.processor != processor()
-    here = f"; this machine has {processor()}" if other else ""
-    return [("measured on", f"{calibration.processor}, {threads}{here}")]
-
-
-def _never_met(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """The operations that calibration has not measured, most expensive first."""
-    names = document["unknown_operations"]
-    more = f" and {len(names) - _NAMED} more (--json lists all)" if len(names) > _NAMED else ""
-    return [("never measured", ", ".join(names[:_NAMED]) + more)] if names else []
-
-
-def _doubts(
-    measured: Calibration, structure: Structure, document: dict[str, Any]
-) -> list[tuple[str, str]]:
-    """The reason for the width of the interval, and a warning if the machine drifted."""
-    lines = []
-    if not document["learned_from"]:  # otherwise finished runs determine it
-        uncertainty = measured.uncertainty(structure, document["batch_size"])
-        steps, all_of_it = 100 * (uncertainty.steps_factor - 1), 100 * (uncertainty.high_factor - 1)
-        words = f"steps differ by {steps:.0f} % from the sum of their operations"
-        if all_of_it > _MORE * steps:
-            words += f"; with operations unlike the measured ones by {all_of_it:.0f} %"
-        lines.append(("its interval", words))
-    if measured.sentinel_drift > MOST_DRIFT:
-        allowed = f"more than the {100 * MOST_DRIFT:.0f} % that can be corrected; calibrate again"
-        lines.append(
-            (
-                "drift of the machine",
-                f"{100 * measured.sentinel_drift:.0f} % during calibration: {allowed}",
-            )
-        )
-    return lines
-
-
-def _too_large(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """A warning if a rank may need more memory than the device (for a CPU: this machine) has."""
-    from trainwright.estimator.devices import HOST_MEMORY_TYPES
-    from trainwright.infra.memory_limit import usable_memory_bytes
-    from trainwright.tasks import units
-
-    needed, has, what = (
-        document["device_memory_bytes"],
-        document["memory_limit_bytes"],
-        document["device_type"],
-    )
-    if has is None and what in HOST_MEMORY_TYPES:
-        has, what = usable_memory_bytes(), "this machine"
-    if has is None or needed <= has:
-        return []
-    return [
-        (
-            "does not fit",
-            f"up to {units.size(needed)}, including the process; {what} has {units.size(has)}",
-        )
-    ]
+    show_estimate(model, document, measured, structure, learned=store is not None)

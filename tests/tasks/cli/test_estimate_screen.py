@@ -21,8 +21,8 @@ from trainwright.estimator.predict.calibration import (
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.structure import Operation, Structure
-from trainwright.tasks.cli.commands import model_commands
 from trainwright.tasks.cli.main import app
+from trainwright.tasks.cli.screens.estimate_screen import doubts
 
 GIB = 2**30
 VERSION = importlib.metadata.version("torch")
@@ -166,7 +166,7 @@ def test_an_interval_from_finished_runs_is_not_explained_by_calibration(
     _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.01))
     structure = Structure.model_validate_json((tmp_path / "structure.json").read_text())
     document = {"learned_from": runs, "batch_size": 8}
-    assert len(model_commands._doubts(load(tmp_path / "cpu.json"), structure, document)) == lines
+    assert len(doubts(load(tmp_path / "cpu.json"), structure, document)) == lines
 
 
 def test_a_calibration_with_too_much_drift_gives_a_warning(
