@@ -354,7 +354,7 @@ def test_the_ramp_continues_without_a_rank_that_is_not_replaced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "count", "epochs"), [("horovod", 20, 50), ("torch", 6, 20)])
+@pytest.mark.parametrize(("backend", "count", "epochs"), [("horovod", 12, 30), ("torch", 6, 20)])
 def test_many_kills_in_a_row_do_not_change_the_final_accuracy(
     tmp_path: Path, heard: list[dict[str, Any]], backend: str, count: int, epochs: int
 ) -> None:

@@ -126,8 +126,6 @@ def test_a_composition_equals_one_process(tmp_path: Path, way: str, name: str) -
     ("precision", "epochs", "recompute"),
     [
         ("fp32", 1, True),
-        pytest.param("fp32", 5, False, marks=pytest.mark.slow),
-        pytest.param("fp32", 5, True, marks=pytest.mark.slow),
         pytest.param("fp64", 5, True, marks=pytest.mark.slow),
     ],
 )

@@ -66,8 +66,10 @@ def request_of(folder: Path, batch_sizes: list[int], family: str) -> TrainReques
     return asked
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "schedule"),
+    [*((family, "zero-bubble") for family in FAMILIES), ("LSTM", "1f1b"), ("transformer", "1f1b")],
+)
 def test_unlike_pipelines_of_an_unmodified_model_train_as_one_process(
     tmp_path: Path, family: str, schedule: StageSchedule
 ) -> None:
