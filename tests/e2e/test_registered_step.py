@@ -81,7 +81,7 @@ def test_a_step_of_another_package_is_run_shown_and_sealed_like_our_own(
 
     shown = json.loads(process("show", run.id, "--json").stdout)
     assert shown["steps"] == document["steps"]
-    assert "count_lines" in process("show", run.id).stdout
+    assert "count_lines" in process("show", run.id, "--all").stdout
     with serving(stack) as address, client(address) as page:
         found = page.get(f"/runs/{run.job_name}/{run.id}").json()
     assert found["steps"] == document["steps"]
