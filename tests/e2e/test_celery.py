@@ -290,25 +290,6 @@ def test_a_lost_worker_costs_nothing_and_a_lost_launcher_only_uncommitted_steps(
     assert_whole(run, LASTING)
 
 
-def test_a_retry_attaches_to_the_training_of_a_killed_worker(site: Site) -> None:
-    job = site.lasting_job()
-    until("the DAG is read", lambda: site.api.has_dag("holds_its_slot"))
-    with Watch() as watch:
-        where = site.api.start("holds_its_slot", job=str(job))
-        run = site.trains(job, where)
-        assert site.api.state(where, "train") == "running"
-        site.stack.kill("worker")
-        site.stack.start("worker")
-        assert site.api.ended(where) == "success", site.api.log(where, "train", 1)[-3000:]
-    assert site.api.instances(where)[0]["try_number"] == 2
-    assert (watch.most_launchers, watch.most_of_a_rank, len(watch.launchers)) == (1, 1, 1)
-    assert run.read(Result).resumed_from_step is None
-    assert [row["step"] for row in read_rows(run.objects, "steps-rank0")] == list(
-        range(LASTING * STEPS_AN_EPOCH)
-    )
-    assert doors.ledger().held() == []
-
-
 def test_a_killed_triggerer_and_a_killed_scheduler_do_not_disturb_a_run(
     site: Site,
 ) -> None:
