@@ -186,7 +186,7 @@ def _require_fields(spec: DataSpec, **others: str) -> None:
     """Raise BadInput for fields that concern another kind of data, named by field."""
     for name, kind in others.items():
         if (value := getattr(spec, name)) not in (None, "auto", "none", ()):
-            shown = ", ".join(value) if isinstance(value, tuple) else value
+            shown = ", ".join(value) if name == "ignore" else value
             raise BadInput(f"data.{name}: got {shown}; allowed only for {kind}")
 
 

@@ -50,7 +50,10 @@ def refused(run: Run, *program: str, **variables: str) -> str:
 
 def test_a_source_whose_package_is_missing(run: Run, tmp_path: Path) -> None:
     line = refused(with_source(run, tmp_path, f"import no_such_package\n{MODEL}"))
-    assert "No module named 'no_such_package'; if that is a package, install it here" in line
+    assert (
+        "No module named 'no_such_package' (net.py, line 4); if that is a package, install it here"
+        in line
+    )
 
 
 def test_a_damaged_run(run: Run, tmp_path: Path) -> None:
