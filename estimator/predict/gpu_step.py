@@ -109,7 +109,7 @@ def _fused(layer: LayerWork, structure: Structure) -> tuple[Operation, Operation
     """cuDNN's call for a recurrent layer, and that of its gradient; None: not as expected.
 
     The product that runs most often multiplies the hidden state, at each token. The bytes are those
-    of the layer's products, each weight once.
+    of its parameters and results, each once.
     """
     trace = structure.trace
     forward = [(trace[place], n) for place, n in layer.forward if trace[place].family == "matmul"]

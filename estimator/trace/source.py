@@ -214,9 +214,8 @@ def described(error: BaseException) -> str:
     ]
     if not frames:
         return line
-    file = " ".join(Path(frames[-1].filename).name.split())[
-        :100
-    ]  # code can be compiled by any name
+    # Code can be compiled under any name.
+    file = " ".join(Path(frames[-1].filename).name.split())[:100]
     return f"{line} ({file}, line {frames[-1].lineno})"
 
 

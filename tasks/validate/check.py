@@ -166,9 +166,8 @@ def failure_line(validation: Validation) -> str:
     total = len(validation.expectations)
     intro = f"the data fails {len(failed)} of {total} expectations"
     columns = next((one for one in failed if one.expectation == _COLUMNS), None)
-    if (
-        columns is not None
-    ):  # what other expectations say of columns that are not there adds nothing
+    # What other expectations say of columns that are not there adds nothing.
+    if columns is not None:
         lacking = set(columns.expected.get("column_set", ())) - set(columns.observed or ())
         failed = [columns, *(one for one in failed if one.column not in lacking and one != columns)]
     listed = "; ".join(_line(expectation) for expectation in failed[:_NAMED])
