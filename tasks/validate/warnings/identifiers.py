@@ -24,7 +24,7 @@ def identifiers(table: DuckDBTable, schema: DataSchema) -> list[DataWarning]:
         DataWarning(
             kind="identifier",
             column=name,
-            message="has another value in each row that has one, so it tells nothing about other rows; "
+            message="has another value in each row that has one, and tells nothing of other rows; "
             f"data.ignore: [{name}] leaves it out",
         )
         for name, given, distinct in zip(names, counts[::2], counts[1::2], strict=True)
