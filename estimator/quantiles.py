@@ -16,6 +16,8 @@ def normal_quantile(share: float) -> float:
 
 NINETY = normal_quantile(0.95)
 """Half the width of a 90 % interval, in standard deviations."""
+TEN_TO_NINETY = 2 * normal_quantile(0.9)
+"""The distance from the 10 % quantile to the 90 % quantile, in standard deviations."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -4,7 +4,8 @@
 
 The process that starts them loads no torch. The ranks find each other through a file and use Gloo
 over the interface that has the address. Sizes come in random order in each round; a sample is the
-mean over some all-reduces. `communication.fit_link` fits the link to all samples.
+mean over some all-reduces. `communication.fit_link` fits the link to all samples. At the end the
+ranks measure how much longer a training step takes after a sum (`step_after_sum`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from trainwright.estimator.errors import BadInput, BusyMachine, TrainwrightError
 from trainwright.estimator.interfaces import interface_of
+from trainwright.estimator.measure.step_after_sum import measure_after_sum
 from trainwright.estimator.named_file import require_space, write_named
 from trainwright.estimator.predict.communication import Link, fit_link
 
@@ -49,13 +51,17 @@ def measure_link(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 
     Raises BadInput for an address that is not this machine's or a budget out of bounds, BusyMachine
     if the ranks do not connect in time, and TrainwrightError if one fails.
     """
-    return fit_link(measure_samples(address, budget_s, seed))
+    samples, after_sum_s = measure_samples(address, budget_s, seed)
+    return fit_link(samples).model_copy(update={"after_sum_s": after_sum_s})
 
 
 def measure_samples(
     address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 0
-) -> list[Sample]:
-    """The samples for `measure_link`, in order: (bytes, ranks, seconds). Raises the same errors."""
+) -> tuple[list[Sample], float]:
+    """The samples for `measure_link`, in order, as (bytes, ranks, seconds); and `after_sum_s`.
+
+    Raises the same errors.
+    """
     if not LEAST_BUDGET_S <= budget_s <= MOST_BUDGET_S:
         raise BadInput(
             f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} to {MOST_BUDGET_S:g} s"
@@ -80,10 +86,9 @@ def measure_samples(
                     f"({interface}): the machine is too busy; measure it when it is idle"
                 )
             time.sleep(_POLL_S)
-        return [
-            (size, count, seconds)
-            for size, count, seconds in json.loads((folder / "samples").read_text())
-        ]
+        found = json.loads((folder / "samples").read_text())
+        samples = [(size, count, seconds) for size, count, seconds in found["sums"]]
+        return samples, found["after_sum_s"]
 
 
 @contextmanager
@@ -200,11 +205,14 @@ def _be_rank(rank: int, folder: Path, interface: str, budget_s: float, seed: int
         timeout=timedelta(seconds=_MEET_S),
     )
     if rank == 0:
-        (folder / "samples").write_text(json.dumps(_rounds(budget_s, seed)))
+        found: dict[str, Any] = {"sums": _rounds(budget_s, seed)}
     else:
         buffers = _buffers()
         while (following := _announce(0, 0))[1]:
             _sum(buffers[following[0]], following[1])
+    after_sum_s = measure_after_sum(rank)
+    if rank == 0:
+        (folder / "samples").write_text(json.dumps(found | {"after_sum_s": after_sum_s}))
     dist.destroy_process_group()
 
 

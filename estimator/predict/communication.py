@@ -42,6 +42,12 @@ class Link(FrozenModel):
     bandwidth_bytes_per_s: float = Field(gt=0, description="of one direction")
     latency_s: float = Field(ge=0, description="of a message")
     spread: float = Field(ge=0, description="relative half width of the 90 % interval")
+    after_sum_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="how much longer a training step takes after a sum with another rank of this "
+        "machine, whose caches are cold then; 0 if not measured",
+    )
 
     def time(self, messages: float, volume_bytes: float) -> Interval:
         """Seconds for a sequence of messages with this total volume: messages · α + volume / β."""

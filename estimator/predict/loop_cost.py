@@ -15,6 +15,7 @@ the bytes of their values. The time that ranks wait for one another is not inclu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from pydantic import Field
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots, line_through
 from trainwright.estimator.frozen_model import FrozenModel
+from trainwright.estimator.quantiles import NINETY, TEN_TO_NINETY
 from trainwright.estimator.structure import Structure
 
 _TENSORS_PER_LAYER = 2  # weight and bias; for a structure that does not count them
@@ -79,15 +81,19 @@ def loop_work(structure: Structure, batch_size: int) -> LoopWork:
     )
 
 
-def in_training(curve: DeviceCurve, structure: Structure, cost: LoopCost) -> DeviceCurve:
+def in_training(
+    curve: DeviceCurve, structure: Structure, cost: LoopCost, after_sum_s: float = 0.0
+) -> DeviceCurve:
     """The curve of a structure's step, plus the time of the training loop.
 
     On a share of a core the loop is slower in the same proportion as the step. It is one thread, so
-    more cores do not help it.
+    more cores do not help it. `after_sum_s` is what a sum adds to the next step
+    (`communication.Link`). It is the same on a share of a core, which is not used up while the rank
+    waits for the sum.
     """
     assert curve.time_knots is not None
     slower = max(1.0, 1 / curve.cores) if curve.cores is not None else 1.0
-    none, one = (slower * cost(loop_work(structure, size)) for size in (0, 1))
+    none, one = (slower * cost(loop_work(structure, size)) + after_sum_s for size in (0, 1))
     added = Affine(fixed=none, per_sample=one - none)
     sizes = curve.time_knots.sizes
     times = [
@@ -98,6 +104,26 @@ def in_training(curve: DeviceCurve, structure: Structure, cost: LoopCost) -> Dev
             "loop_s": added,
             "time_knots": Knots(sizes=sizes, values=tuple(times)),
             "step_time_s": line_through(sizes, times),
+        }
+    )
+
+
+def at_another_time(curve: DeviceCurve, drift: float) -> DeviceCurve:
+    """The curve with the interval of a step at another time than that of the calibration.
+
+    `drift` is how much the machine's speed spread meanwhile, (p90 - p10) / median. The speed in a
+    training is assumed to differ from the calibrated one by as much: as for a normal distribution,
+    σ = drift / 2.56, independent of the error that the curve's interval already states.
+    """
+    width = NINETY * drift / TEN_TO_NINETY
+
+    def wider(factor: float) -> float:
+        return math.exp(math.hypot(math.log(factor), width))
+
+    return curve.model_copy(
+        update={
+            "low_factor": 1 / wider(curve.low_factor),
+            "high_factor": wider(curve.high_factor),
         }
     )
 

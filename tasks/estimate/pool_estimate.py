@@ -11,7 +11,7 @@ from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.predict.correction import FinishedRun, learn
-from trainwright.estimator.predict.loop_cost import in_training
+from trainwright.estimator.predict.loop_cost import at_another_time, in_training
 from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.infra.memory_limit import usable_memory_bytes
@@ -48,7 +48,8 @@ def estimate(
     of other hosts are predicted as if they were this machine's; their memory is what the pool
     states, else unknown. Notices say so.
 
-    If two or more devices are on this machine, the link between its ranks is measured. `backend`
+    If two or more devices are on this machine, the link between its ranks is measured; a curve then
+    includes what a sum adds to the next step (`Link.after_sum_s`). `backend`
     is the job's library for collectives. `finished` runs correct the curves of their device
     types. `store` is the URI of the store with calibrations of other machines.
     """
@@ -69,14 +70,18 @@ def estimate(
             "notice",
             message=f"CPUs of {', '.join(unlike)}: predicted as if they were this machine's",
         )
+    kinds = {device.variant: device for device in devices}.values()
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
+    for device in kinds:
+        name = _measured_as(device.type, device.threads)
+        if device.type == "cpu" and name not in known:
+            known[name] = calibration_for(device.threads, settings, store)
+    several = sum(device.local for device in devices) > 1
+    local_link = link_for_this_machine(settings) if several else None
     curves, sources = [], {}
-    for device in {device.variant: device for device in devices}.values():
-        threads = device.threads
-        name = _measured_as(device.type, threads)
+    for device in kinds:
+        name = _measured_as(device.type, device.threads)
         calibration = known.get(name)
-        if calibration is None and device.type == "cpu":
-            calibration = known[name] = calibration_for(threads, settings, store)
         if calibration is not None:
             sources[name] = calibration.sha256()
         override = (power or {}).get(device.type)
@@ -89,7 +94,10 @@ def estimate(
             power_w=(override.idle_w, override.load_w) if override else None,
         )
         if calibration is not None and calibration.loop is not None:
-            curve = in_training(curve, structure, calibration.loop)
+            after_sum_s = local_link.after_sum_s if local_link is not None and device.local else 0.0
+            curve = in_training(curve, structure, calibration.loop, after_sum_s)
+        if calibration is not None:
+            curve = at_another_time(curve, calibration.sentinel_drift)
         if device.type in HOST_MEMORY_TYPES:
             where = {"local": device.local, "host_memory_bytes": device.host_memory_bytes}
             curve = curve.model_copy(update={**where, "memory_limit_bytes": _memory(device)})
@@ -108,9 +116,7 @@ def estimate(
         # bf16 gradients are summed in fp32.
         gradient_bytes=structure.parameter_bytes * (2 if structure.precision == "bf16" else 1),
         calibrations=sources,
-        local_link=link_for_this_machine(settings)
-        if sum(device.local for device in devices) > 1
-        else None,
+        local_link=local_link,
         passes=known_passes(settings),
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )

@@ -158,7 +158,7 @@ def main(rounds: int, counts: list[int]) -> None:
     for number in range(rounds):
         for case in random.Random(number).sample([None, *cases], len(cases) + 1):
             if case is None:
-                samples += measure_samples(LOOPBACK, LINK_S, seed=number)
+                samples += measure_samples(LOOPBACK, LINK_S, seed=number)[0]
                 continue
             for size, seconds in sums(*case, seed=number).items():
                 measured[*case, size].append(seconds)

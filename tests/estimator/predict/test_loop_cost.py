@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.loop_cost import (
     LoopCost,
     LoopWork,
+    at_another_time,
     fit_loop,
     in_training,
     loop_work,
@@ -89,16 +93,35 @@ def test_without_a_count_a_layer_has_two_parameters() -> None:
 
 
 @settings(deadline=None)
-@given(batch_size=st.integers(1, 64), cores=st.sampled_from([None, 0.25, 0.5, 1.0, 4.0]))
+@given(
+    batch_size=st.integers(1, 64),
+    cores=st.sampled_from([None, 0.25, 0.5, 1.0, 4.0]),
+    after_sum_s=st.sampled_from([0.0, 1e-3]),
+)
 def test_the_loops_cost_is_added_to_the_curve_and_grows_on_a_share_of_a_core(
-    batch_size: int, cores: float | None
+    batch_size: int, cores: float | None, after_sum_s: float
 ) -> None:
     before, structure = _curve(cores), _structure()
-    after, slower = in_training(before, structure, COST), max(1.0, 1 / (cores or 1.0))
-    added = slower * COST(loop_work(structure, batch_size))
+    after = in_training(before, structure, COST, after_sum_s)
+    slower = max(1.0, 1 / (cores or 1.0))
+    added = slower * COST(loop_work(structure, batch_size)) + after_sum_s
     assert after.median_s(batch_size) - before.median_s(batch_size) == pytest.approx(added)
     assert after.loop_part_s(batch_size) == pytest.approx(added)
     assert before.loop_part_s(batch_size) is None
+
+
+@given(st.floats(0.0, 2.0))
+def test_an_interval_grows_by_the_machines_drift(drift: float) -> None:
+    before = _curve(None)
+    after = at_another_time(before, drift)
+    assert after.median_s(8) == before.median_s(8)
+    assert after.high_factor >= before.high_factor
+    assert after.low_factor <= before.low_factor
+    # The variances of the logarithm add up; the drift's is (drift / (p90 - p10))².
+    normal = NormalDist()
+    drifted = normal.inv_cdf(0.95) * drift / (2 * normal.inv_cdf(0.9))
+    wanted = math.log(before.high_factor) ** 2 + drifted**2
+    assert math.log(after.high_factor) ** 2 == pytest.approx(wanted)
 
 
 @settings(deadline=None)
