@@ -116,7 +116,8 @@ def _tiles(result: Result) -> str:
         (str(result.global_batch_size), "global batch"),
         (f"{result.steps:,}", "steps"),
     ]
-    return tiles(found)
+    stored = result.model_in_words
+    return tiles(found) + (f"<p>The stored model is that of {stored}.</p>" if stored else "")
 
 
 def _quantity(value: float | None, unit: str) -> str:

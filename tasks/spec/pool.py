@@ -122,6 +122,8 @@ class Pool(Document):
                     f"a container for other machines, not for {host.name}, which is this one "
                     f"({host.address})"
                 )
+        if self.container is not None and not any(map(self.container_of, self.hosts)):
+            raise ValueError("no `container`: every host is this machine, which starts none")
         return self
 
     def container_of(self, host: Host) -> Container | None:

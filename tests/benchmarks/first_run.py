@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from trainwright.tasks.analyze.history import predicted_and_measured
+from trainwright.tasks.analyze.prediction_check import predicted_and_measured
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.training_result import Result

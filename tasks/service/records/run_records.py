@@ -13,7 +13,7 @@ from trainwright.estimator.structure import Structure
 from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline_svg
-from trainwright.tasks.analyze.history import predicted_and_measured
+from trainwright.tasks.analyze.prediction_check import predicted_and_measured
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.runs.artefacts.estimate import Estimate

@@ -14,6 +14,7 @@ import cloudpickle
 import doors
 import pandas as pd
 import pytest
+from browsing import browser, refused_by_axe
 from finished_run import (
     begin_run,
     finished_training,
@@ -33,9 +34,9 @@ from trainwright.tasks.analyze.history import (
     analyze,
     device_use,
     history,
-    predicted_and_measured,
     with_devices,
 )
+from trainwright.tasks.analyze.prediction_check import predicted_and_measured
 from trainwright.tasks.cli.main import app
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
@@ -311,6 +312,22 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16", suite):
         assert shown in page.text, shown
     assert f"{report.devices[0]['samples']:,}" in page.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_refuse_in_the_report(store: str, tmp_path: Path, scheme: str) -> None:
+    run = finished_training(store)
+    run.write(recommendation())
+    write_export(run)
+    analyze(run, store)
+    file = tmp_path / "report.html"
+    file.write_bytes(run.objects.get("report/report.html"))
+    with browser() as chromium:
+        page = chromium.new_context(color_scheme=scheme).new_page()
+        page.goto(file.as_uri())
+        page.wait_for_selector(".bk-Figure")
+        assert refused_by_axe(page) == []
 
 
 def test_the_layout_is_on_the_page_by_layer_with_others_and_a_step(store: str) -> None:

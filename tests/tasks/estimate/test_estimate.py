@@ -127,7 +127,9 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
     )
     assert len(found.curves) == 4
     whole, half = found.curve(devices[0]), found.curve(devices[1])
-    assert half.step_time_s(64) == pytest.approx(2 * whole.step_time_s(64))
+    assert found.local_link is not None
+    after_sum_s = found.local_link.after_sum_s
+    assert half.median_s(64) - after_sum_s == pytest.approx(2 * (whole.median_s(64) - after_sum_s))
     assert found.curve(devices[3]).step_time_s(100) == pytest.approx(0.05)
     assert found.curve(devices[4]).mode == "datasheet"
     assert found.curve(devices[5]).load_w == 60

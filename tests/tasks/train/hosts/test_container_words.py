@@ -129,6 +129,9 @@ def test_this_machine_runs_no_container() -> None:
         )
         is None
     )
+    here = [{"name": "a", "devices": [{"type": "cpu"}]}]
+    with pytest.raises(BadInput, match="no `container`: every host is this machine"):
+        validated(Pool, {"name": "p", "container": {"image": "a"}, "hosts": here}, "pool")
 
 
 def test_an_image_takes_the_place_of_versions() -> None:
