@@ -81,7 +81,7 @@ def page(
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
         exports_section(run),
-        f"<h2>Compared with {counted(report.runs_compared, 'earlier run')}</h2>",
+        f"<h2>{_compared(report.runs_compared)}</h2>",
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
     head = str(Resources(mode="inline", components=["bokeh"]).render())
@@ -220,6 +220,12 @@ def _data(validation: Validation | None) -> str:
         f"(suite {escape(validation.suite_words)}).</p>"
         f"{drift_section(validation.drift)}{warning_section(validation.warnings)}"
     )
+
+
+def _compared(count: int) -> str:
+    if not count:
+        return "No earlier run to compare with"
+    return f"Compared with {counted(count, 'earlier run')}"
 
 
 def _incomplete(report: Report) -> str:

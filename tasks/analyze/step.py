@@ -25,4 +25,7 @@ def work(context: RunContext) -> Reference:
 
 def summary(reference: Reference) -> str:
     """One line, as in `compared with 3 earlier runs`."""
-    return f"compared with {counted(reference['runs_compared'], 'earlier run')}"
+    count = reference["runs_compared"]
+    if not count:
+        return "no earlier run to compare with"
+    return f"compared with {counted(count, 'earlier run')}"
