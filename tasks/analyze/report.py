@@ -72,7 +72,8 @@ def page(
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),
         "<h2>Predicted and measured</h2>" + _predicted(report) + chart.get("predicted", ""),
-        "<h2>Learning</h2>" + early_stop(result.early_stopped) + chart.get("losses", ""),
+        "<h2>Learning</h2>" + _stored(result) + early_stop(result.early_stopped),
+        chart.get("losses", ""),
         chart.get("validation", ""),
         by_class(result.by_class) if result.by_class is not None else "",
         "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
@@ -116,8 +117,12 @@ def _tiles(result: Result) -> str:
         (str(result.global_batch_size), "global batch"),
         (f"{result.steps:,}", "steps"),
     ]
+    return tiles(found)
+
+
+def _stored(result: Result) -> str:
     stored = result.model_in_words
-    return tiles(found) + (f"<p>The stored model is that of {stored}.</p>" if stored else "")
+    return f"<p>The stored model is that of {stored}.</p>" if stored else ""
 
 
 def _quantity(value: float | None, unit: str) -> str:

@@ -309,6 +309,7 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     assert page.loads == []
     assert not re.search(r"@import|url\(\s*['\"]?(?!data:)", page.styles)
     suite = "suite inferred, version 0123456789ab"
+    assert "Compared with 1 earlier run" in page.text
     for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16", suite):
         assert shown in page.text, shown
     assert f"{report.devices[0]['samples']:,}" in page.text
