@@ -27,6 +27,8 @@ from trainwright.estimator.quantiles import NINETY, TEN_TO_NINETY
 from trainwright.estimator.structure import Structure
 
 _TENSORS_PER_LAYER = 2  # weight and bias; for a structure that does not count them
+MOST_LASTING_DRIFT = 1.0
+"""An assumption: on a busy machine an interval grows to a factor of 1.9 either way, if it was 1."""
 _BATCH_NORM = "aten.native_batch_norm"
 
 
@@ -113,9 +115,10 @@ def at_another_time(curve: DeviceCurve, drift: float) -> DeviceCurve:
 
     `drift` is how much the machine's speed spread meanwhile, (p90 - p10) / median. The speed in a
     training is assumed to differ from the calibrated one by as much: as for a normal distribution,
-    σ = drift / 2.56, independent of the error that the curve's interval already states.
+    σ = drift / 2.56, independent of the error that the curve's interval already states. A spread
+    above MOST_LASTING_DRIFT is that of moments, over which a training averages.
     """
-    width = NINETY * drift / TEN_TO_NINETY
+    width = NINETY * min(drift, MOST_LASTING_DRIFT) / TEN_TO_NINETY
 
     def wider(factor: float) -> float:
         return math.exp(math.hypot(math.log(factor), width))

@@ -36,6 +36,7 @@ from trainwright.tasks.estimate.training_probe import can_train, measured_by
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import LOCAL_ADDRESSES
 from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.units import counted
 
 FIRST_USE_S = 35.0
 BUDGET_S = 90.0
@@ -72,9 +73,10 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
             save(known, path)
             return known if known.loop is not None else _with_training(path, known)
         about_s = FIRST_USE_S + LOOP_S + PROCESS_S + _LOADING_S
+        with_threads = counted(threads, "thread")
         progress.emit(
             "notice",
-            message=f"measuring this machine ({threads} thread(s)) once, for about {about_s:.0f} s",
+            message=f"measuring this machine ({with_threads}) once, for about {about_s:.0f} s",
         )
         measured = _run(path, FIRST_USE_S, threads, lock, "--most-drift", "inf")
         made = _with_training(path, measured)

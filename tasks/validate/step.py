@@ -191,7 +191,7 @@ def validate_job(job: Job, settings: Settings, *, forget_kept_suite: bool = Fals
         kept = kept_suite(open_store(settings.store, settings), job)
         reference = find_reference(job, settings.store, settings)
     except ServiceUnreachable as error:
-        progress.emit("notice", message=f"earlier runs are not compared with: {error}")
+        progress.emit("notice", message=f"no comparison with earlier runs: {error}")
     found = validate(
         data,
         seed=job.train.seed,

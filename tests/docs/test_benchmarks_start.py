@@ -11,7 +11,7 @@ import pytest
 from doc_pages import BENCHMARKS, ROOT
 
 TESTS = str(ROOT / "tests")
-COMMANDS = sorted(set(re.findall(r"`(\w+\.py)\b", BENCHMARKS.read_text())))
+COMMANDS = sorted(set(re.findall(r"`(?:tests/benchmarks/(?:\w+/)*)?(\w+\.py)\b", BENCHMARKS.read_text())))
 
 
 def _modules_of_tests() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,6 @@ from trainwright.tasks.cli.options import (
 
 if TYPE_CHECKING:
     from trainwright.tasks.runs.artefacts.plan import JointPlan
-    from trainwright.tasks.runs.artefacts.validation import Expectation
 
 
 def validate(
@@ -38,7 +37,7 @@ def validate(
 ) -> None:
     """Check a job's data against its expectations and an earlier run's data."""
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.cli.screens.drift_table import show_drift
+    from trainwright.tasks.cli.screens.validation_screen import show_validation
     from trainwright.tasks.errors import DataRejected
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
@@ -55,58 +54,9 @@ def validate(
     if as_json and result.success:
         print_model(result)
     elif not as_json:
-        rows = [
-            (
-                "met" if one.success else "FAILED",
-                one.column or "",
-                _phrase(one),
-                _observed(one),
-            )
-            for one in result.expectations
-        ]
-        title = f"{result.checked_rows} rows, suite {result.suite_words}"
-        if result.suite_source == "none" and result.data is not None:
-            title = f"{result.data.rows} rows, which the model's source reads; they are not checked"
-        console.table(title, ("", "column", "expectation", "observed"), rows)
-        for one in result.expectations:
-            for row in one.sample_rows:
-                console.out.print(f"  {one.expectation} {one.column or ''}: {row}", markup=False)
-        show_drift(result.drift)
+        show_validation(result)
     if not result.success:
         raise DataRejected(failure_line(result), validation=result.model_dump(mode="json"))
-
-
-def _phrase(one: Expectation) -> str:
-    """An expectation in words, such as `values to be between 0 and 1`."""
-    words = one.expectation.removeprefix("expect_").removeprefix("column_").replace("_", " ")
-    expected = {name: value for name, value in one.expected.items() if value is not None}
-    least, most = expected.pop("min_value", None), expected.pop("max_value", None)
-    if least is not None and most is not None:
-        words += f" {_short(least)} and {_short(most)}"
-    elif least is not None:
-        words = f"{words.removesuffix('between')}at least {_short(least)}"
-    elif most is not None:
-        words = f"{words.removesuffix('between')}at most {_short(most)}"
-    rest = [
-        _short(value) if isinstance(value, list) else f"{name.replace('_', ' ')} {_short(value)}"
-        for name, value in expected.items()
-    ]
-    return f"{words}: {', '.join(rest)}" if rest else words
-
-
-def _observed(one: Expectation) -> str:
-    if one.unexpected_count and one.observed is None:
-        return "no value"
-    return "all values" if one.unexpected_count == 0 else _short(one.observed)
-
-
-def _short(value: Any) -> str:
-    from trainwright.tasks.units import plain
-
-    if isinstance(value, float):
-        return plain(value, 6) if abs(value) < 1e15 else f"{value:.6g}"
-    text = "" if value is None else str(value)
-    return text if len(text) <= 24 else text[:21] + "..."
 
 
 def plan(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.loop_cost import (
+    MOST_LASTING_DRIFT,
     LoopCost,
     LoopWork,
     at_another_time,
@@ -110,7 +111,7 @@ def test_the_loops_cost_is_added_to_the_curve_and_grows_on_a_share_of_a_core(
     assert before.loop_part_s(batch_size) is None
 
 
-@given(st.floats(0.0, 2.0))
+@given(st.floats(0.0, MOST_LASTING_DRIFT))
 def test_an_interval_grows_by_the_machines_drift(drift: float) -> None:
     before = _curve(None)
     after = at_another_time(before, drift)
@@ -122,6 +123,7 @@ def test_an_interval_grows_by_the_machines_drift(drift: float) -> None:
     drifted = normal.inv_cdf(0.95) * drift / (2 * normal.inv_cdf(0.9))
     wanted = math.log(before.high_factor) ** 2 + drifted**2
     assert math.log(after.high_factor) ** 2 == pytest.approx(wanted)
+    assert at_another_time(before, 200.0) == at_another_time(before, MOST_LASTING_DRIFT)
 
 
 @settings(deadline=None)

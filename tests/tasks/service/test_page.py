@@ -515,6 +515,8 @@ def test_a_what_if_without_a_model_shows_the_apis_recommendation(tab: Watched, h
     )
     page.select_option("select[name=model]", "recommend:")
     page.select_option("select[name=minimize]", "time")
+    page.click("button[type=submit]")
+    page.wait_for_selector("text=Data: name the data")
     page.fill("input[name=data]", str(table))
     page.fill("input[name=target]", "label")
     with page.expect_response("**/recommendations") as answered:

@@ -264,6 +264,38 @@ def test_the_screen_has_the_bounds_and_what_was_observed(home: Path, tmp_path: P
     ]
 
 
+def test_the_screen_has_what_fails_first_and_the_rows_without_figures_of_labels(
+    home: Path, tmp_path: Path
+) -> None:
+    table(tmp_path / "data.csv", {2: ",red,yes"})
+    (tmp_path / "net.py").write_text("def build_model(): ...")
+    job = tmp_path / "job.yaml"
+    job.write_text("{name: x, data: {uri: data.csv}, model: {source: net.py}}")
+    done = run("validate", str(job), TRAINWRIGHT_STORE=(tmp_path / "store").as_uri())
+    assert done.returncode == 1
+    shown = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert shown[2] == "FAILED a values to not be null 1 missing"
+    place = shown.index("a, values to not be null: the first of 1 rows that fail")
+    head, row = shown[place + 1 : place + 3]
+    assert set(head.split()) == {"row", "a", "colour", "label"}
+    assert row.startswith("2 missing ")
+
+
+def test_numbers_expected_of_texts_are_said_in_words(home: Path, tmp_path: Path) -> None:
+    table(tmp_path / "data.csv", {2: "old,red,yes"})
+    suite = [
+        {"type": f"expect_column_{name}_to_be_between", "kwargs": {"column": "a", "max_value": 9}}
+        for name in ("values", "mean")
+    ]
+    (tmp_path / "suite.json").write_text(json.dumps(suite))
+    job = tmp_path / "job.yaml"
+    job.write_text("{name: x, data: {uri: data.csv, expectations: suite.json}}")
+    done = run("validate", str(job), TRAINWRIGHT_STORE=(tmp_path / "store").as_uri())
+    assert done.returncode == 1
+    said = "texts, which this expectation can't compare"
+    assert done.stdout.count(said) == done.stderr.count(said) == 2
+
+
 def test_a_large_table_is_checked_exactly(tmp_path: Path) -> None:
     rows = 1_300_000
     array = np.zeros(rows, dtype=[("a", "f4"), ("label", "i4")])

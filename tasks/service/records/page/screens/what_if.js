@@ -72,7 +72,8 @@ export async function show(root, { fields }, signal) {
 async function request(form, pools, signal) {
   const [kind, name] = [form.get("model").slice(0, form.get("model").indexOf(":")), form.get("model").slice(form.get("model").indexOf(":") + 1)];
   const value = (field) => (form.get(field) ?? "").trim();
-  const body = kind === "run" ? await ofRun(name, value("pool"), pools, signal) : { name: "what-if", data: { uri: value("data") || "builtin:digits" }, train: {} };
+  if (kind !== "run" && !value("data")) throw Object.assign(new Error("Data: name the data, such as builtin:digits or a path."), { kind: "bad_input" });
+  const body = kind === "run" ? await ofRun(name, value("pool"), pools, signal) : { name: "what-if", data: { uri: value("data") }, train: {} };
   if (kind === "file") body.model = { source: name };
   if (kind !== "run" && value("target")) body.data.target = value("target");
   if (value("pool") && value("pool") !== "machine:") body.pool = value("pool");
