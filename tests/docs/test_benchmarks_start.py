@@ -11,7 +11,8 @@ import pytest
 from doc_pages import BENCHMARKS, ROOT
 
 TESTS = str(ROOT / "tests")
-COMMANDS = sorted(set(re.findall(r"`(?:tests/benchmarks/(?:\w+/)*)?(\w+\.py)\b", BENCHMARKS.read_text())))
+_COMMAND = re.compile(r"`(?:tests/benchmarks/(?:\w+/)*)?(\w+\.py)\b")
+COMMANDS = sorted(set(_COMMAND.findall(BENCHMARKS.read_text())))
 
 
 def _modules_of_tests() -> list[str]:
