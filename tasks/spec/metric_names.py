@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 Metric = Literal["accuracy", "loss", "f1", "auc", "log_loss", "rmse", "mae", "r2", "mase"]
@@ -40,3 +41,15 @@ def better_is(metric: str) -> Literal["greater", "less"]:
     """The direction in which a metric improves, from its name: losses and errors fall."""
     words = metric.lower().replace("-", "_").split("_")
     return "less" if any(word in _LESS_IS_BETTER for word in words) else "greater"
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics for people: names in words, losses last, no log loss that is the loss itself."""
+    loss = metrics.get("loss")
+    names = [
+        name
+        for name, value in metrics.items()
+        if name != "log_loss" or loss is None or not math.isclose(value, loss, rel_tol=1e-3)
+    ]
+    names.sort(key=lambda name: "loss" in name)
+    return {name.replace("_", " "): metrics[name] for name in names}

@@ -83,6 +83,22 @@ def test_a_line_is_compared_without_figures_ids_and_widths() -> None:
     assert plain(one) != plain(one.replace("rows", "files"))
 
 
+def test_the_readme_shows_what_the_first_run_of_the_manual_prints() -> None:
+    shown, manual = (
+        [
+            plain(line)
+            for one in blocks_of(page)
+            if one.language == "console"
+            for _, lines in one.commands()
+            for line in lines
+        ]
+        for page in (README, DOCS / "tutorial" / "first-run.md")
+    )
+    steps = shown[: shown.index("…")]
+    assert len(steps) == 9
+    assert [line for line in steps if line not in manual] == []
+
+
 def test_the_tutorials_dag_is_that_of_the_readme_which_a_test_runs() -> None:
     page = DOCS / "tutorial" / "airflow.md"
     assert example(page, "foreign DAG") == example(README, "foreign DAG")
