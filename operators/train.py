@@ -34,7 +34,8 @@ class TrainOperator(ResumableJobMixin, StepOperator):
     | `deferrable` | True | False: keep the worker slot, if workers end with their task |
     | `durable` | True | keep the run in Airflow's task state, so that a retry finds it |
 
-    Returns `{"run", "artefact", "state", "metrics", "devices", "target_reached"}`.
+    Returns `{"run", "artefact", "state", "metrics", "model_of", "devices", "target_reached",
+    "duration_s"}`; `model_of` says of which epoch or step the model and its metrics are.
 
     | failure | what Airflow does |
     |---|---|

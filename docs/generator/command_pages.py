@@ -47,7 +47,9 @@ def _usage(command: Any) -> list[str]:
 
 def _row(one: Any) -> str:
     given = one.default if type(one.default) in (str, int, float) else None
-    shown = "*required*" if one.required else "" if given is None else f"`{given}`"
+    default = "" if given is None else f"`{given}`"
+    said = getattr(one, "show_default", None)  # a text: the default in words
+    shown = "*required*" if one.required else f"`{said}`" if isinstance(said, str) else default
     return f"| `{_name(one)}` | {shown} | {cell(one.help or '')} |"
 
 

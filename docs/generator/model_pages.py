@@ -51,7 +51,7 @@ def _device_types() -> str:
     ]
     for name, one in sorted(DEVICE_TYPES.items()):
         memory = f"{one.memory_bytes / 2**30:.0f}" if one.memory_bytes else "the host's"
-        rows.append(f"| `{name}` | {memory} | {one.idle_w} | {one.load_w} |")
+        rows.append(f"| `{name}` | {memory} | {one.idle_w:g} | {one.load_w:g} |")
     return "\n".join(rows) + "\n"
 
 

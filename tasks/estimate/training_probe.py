@@ -21,7 +21,7 @@ def can_train(what: str) -> bool:
         progress.emit(
             "notice",
             message=f"{what} is not measured: {' and '.join(missing)} missing; install "
-            "trainwright[train]",
+            "the extra `train` of trainwright",
         )
     return not missing
 

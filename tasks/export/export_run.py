@@ -65,8 +65,8 @@ def checked_kind(name: str) -> ExportKind:
         missing = [one for one in needed if importlib.util.find_spec(one) is None]
         if missing:
             raise NotInstalled(
-                f"export: {kind} needs the packages {', '.join(missing)}; "
-                "`pip install 'trainwright[export]'` installs them"
+                f"export: {kind} needs the packages {', '.join(missing)}; install the extra "
+                "`export` of trainwright (from its clone: pip install '.[export]')"
             )
         return kind
     raise BadInput(f"--to: got {name!r}; allowed: {', '.join(_NEEDS)}{meant(name, _NEEDS)}")

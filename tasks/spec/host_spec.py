@@ -27,7 +27,7 @@ class DeviceEntry(Document):
         default=None,
         ge=0.001,
         le=4096,
-        description="for cpu: number of cores, or a fraction of one",
+        description="for cpu: number of cores, or a fraction of one; default: 1",
     )
     speed: float | None = Field(
         default=None, ge=1e-6, le=1e9, description="for emulated: relative speed"

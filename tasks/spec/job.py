@@ -79,7 +79,8 @@ class RecommendOptions(Document):
 
     templates: list[str] = Field(
         default_factory=list,
-        description="templates to choose from, also in one size, as in linear-small; empty: all",
+        description=f"templates to choose from: {', '.join(TEMPLATES)}, also in one size, as in "
+        "linear-small; empty: all",
     )
     top: int = Field(
         default=5, ge=1, le=100, description="how many candidates the recommendation lists at most"

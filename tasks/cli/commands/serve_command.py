@@ -54,7 +54,9 @@ def serve(
     try:
         from trainwright.tasks.service import server
     except ModuleNotFoundError as error:
-        raise BadInput(f"serve: {error.name} is missing; install trainwright[service]") from None
+        raise BadInput(
+            f"serve: {error.name} is missing; install the extra `service` of trainwright"
+        ) from None
     from trainwright.tasks.service.auth import checked, token_from
     from trainwright.tasks.service.service import Service, ServiceLimits
 

@@ -54,4 +54,4 @@ def test_absent_packages_are_named_with_the_command_that_installs_them(
     settings = Settings({"TRAINWRIGHT_HOME": str(tmp_path)})
     found = {one.part: one for one in doctor_command.findings(settings)}
     assert found["packages"].state == "wrong"
-    assert "pip install 'trainwright[airflow]'" in found["packages"].mend
+    assert "pip install '.[airflow]'" in found["packages"].mend

@@ -432,7 +432,9 @@ def test_without_the_packages_the_error_says_how_to_install_them(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == package else there(name)
     )
-    with pytest.raises(NotInstalled, match=rf"{package}; `pip install .trainwright\[expor"):
+    with pytest.raises(
+        NotInstalled, match=rf"{package}; install the extra `export` .*'\.\[export\]'"
+    ):
         export_run(run, kind)
 
 

@@ -187,8 +187,8 @@ def _certificate() -> tuple[bytes, ssl.SSLContext]:
         from trainwright.tasks.train.hosts.kubernetes.certificate import self_signed
     except ImportError:
         raise NotInstalled(
-            "kubernetes: the package cryptography is missing; install it: pip install "
-            "'trainwright[kubernetes]'",
+            "kubernetes: the package cryptography is missing; install the extra "
+            "`kubernetes` of trainwright (from its clone: pip install '.[kubernetes]')",
             service="cryptography",
         ) from None
     certificate, key = self_signed()
