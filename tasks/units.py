@@ -18,6 +18,17 @@ def plain(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if decimals else text
 
 
+_WIDEST = 1000.0
+
+
+def says_nothing(low: float, high: float) -> bool:
+    """Whether an interval's high end is so far above its low one that the value is not known.
+
+    A bound on one side (low is 0) is no such interval.
+    """
+    return low > 0 and high / low > _WIDEST
+
+
 def counted(count: int, noun: str) -> str:
     """1 candidate, 2 candidates."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -25,6 +25,7 @@ from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.store import seal_folder
+from trainwright.tasks.units import says_nothing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -239,7 +240,10 @@ def _outcome(run: Run) -> dict[str, Any]:
             "devices": len(result.devices),
             "duration_error": (
                 predicted.duration_s.median / measured.duration_s - 1
-                if predicted and measured.duration_s and result.early_stopped is None
+                if predicted
+                and measured.duration_s
+                and result.early_stopped is None
+                and not says_nothing(predicted.duration_s.low, predicted.duration_s.high)
                 else float("nan")
             ),
         }

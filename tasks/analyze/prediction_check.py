@@ -10,6 +10,7 @@ from trainwright.tasks.allocate.recompute.recomputing_curves import RecomputingC
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.units import says_nothing
 
 
 def predicted_and_measured(
@@ -84,6 +85,8 @@ def _as_planned(
 def _compared(
     name: str, unit: str, median: float, low: float, high: float, seen: float | None
 ) -> dict[str, Any]:
+    # The time of an emulated device is set, so it has no interval.
+    has_interval = low < high and not says_nothing(low, high)
     return {
         "quantity": name,
         "unit": unit,
@@ -92,6 +95,5 @@ def _compared(
         "high": high,
         "measured": seen,
         "error": median / seen - 1 if seen else None,
-        # The time of an emulated device is set, so it has no interval.
-        "inside": low <= seen <= high if seen is not None and low < high else None,
+        "inside": low <= seen <= high if seen is not None and has_interval else None,
     }

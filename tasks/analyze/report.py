@@ -17,6 +17,7 @@ from trainwright.tasks.analyze.report_charts import (
     validation_metrics,
 )
 from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended
+from trainwright.tasks.analyze.step import compared
 from trainwright.tasks.html_page import STYLE, html_page, table, tiles
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
@@ -25,7 +26,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
-from trainwright.tasks.units import amount, counted, plain, seconds, size
+from trainwright.tasks.units import amount, plain, says_nothing, seconds, size
 from trainwright.tasks.validate.rejection_page import drift_section, warning_section
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def page(
     sections = [
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),
-        "<h2>Predicted and measured</h2>" + _predicted(report) + chart.get("predicted", ""),
+        "<h2>Predicted and measured</h2>" + _predicted(report, result) + chart.get("predicted", ""),
         "<h2>Learning</h2>" + _stored(result) + early_stop(result.early_stopped),
         chart.get("losses", ""),
         chart.get("validation", ""),
@@ -82,7 +83,7 @@ def page(
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
         exports_section(run),
-        f"<h2>{_compared(report.runs_compared)}</h2>",
+        f"<h2>{compared(report.runs_compared).capitalize()}</h2>",
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
     head = str(Resources(mode="inline", components=["bokeh"]).render())
@@ -111,7 +112,7 @@ def _tiles(result: Result) -> str:
         (seconds(result.measured.duration_s), "training"),
         (
             amount(result.measured.energy_j, "J"),
-            f"energy ({result.measured.energy_source or 'unknown'})",
+            "energy, by datasheet" if result.measured.energy_source == "datasheet" else "energy",
         ),
         (f"{result.learning_rate:.2g}", "learning rate"),
         (str(result.global_batch_size), "global batch"),
@@ -139,8 +140,9 @@ def _quantity(value: float | None, unit: str) -> str:
     )
 
 
-def _predicted(report: Report) -> str:
+def _predicted(report: Report, result: Result) -> str:
     rows = []
+    source = ", by datasheet" if result.measured.energy_source == "datasheet" else ""
     for row in report.predicted_and_measured:
         inside = (
             "–"
@@ -149,16 +151,20 @@ def _predicted(report: Report) -> str:
             if row["inside"]
             else '<span class="bad">outside</span>'
         )
-        interval = f"{_quantity(row['low'], row['unit'])} to {_quantity(row['high'], row['unit'])}"
-        if row["unit"] == "B":
-            interval = f"at most {_quantity(row['high'], 'B')}"
+        low, high, unit = row["low"], row["high"], row["unit"]
+        if says_nothing(low, high):
+            interval = "not known"
+        elif unit == "B":
+            interval = f"at most {_quantity(high, unit)}"
+        else:
+            interval = f"{_quantity(low, unit)} to {_quantity(high, unit)}"
         rows.append(
             [
-                escape(row["quantity"]),
-                _quantity(row["predicted"], row["unit"]),
+                escape(row["quantity"]) + (source if row["quantity"] == "energy" else ""),
+                "not known" if says_nothing(low, high) else _quantity(row["predicted"], unit),
                 interval,
-                _quantity(row["measured"], row["unit"]),
-                _percent(row["error"], sign=True),
+                _quantity(row["measured"], unit),
+                _percent(None if says_nothing(low, high) else row["error"], sign=True),
                 inside,
             ]
         )
@@ -227,12 +233,6 @@ def _data(validation: Validation | None) -> str:
     )
 
 
-def _compared(count: int) -> str:
-    if not count:
-        return "No earlier run to compare with"
-    return f"Compared with {counted(count, 'earlier run')}"
-
-
 def _incomplete(report: Report) -> str:
     """The number of earlier runs without success, by state."""
     counts = Counter(row["state"] for row in report.history[1:] if row["state"] != "success")
@@ -260,7 +260,7 @@ def _runs(report: Report) -> str:
         "state",
         "accuracy",
         "duration",
-        "prediction off by",
+        "prediction error",
         "energy",
         "devices",
     ]

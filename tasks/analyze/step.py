@@ -25,7 +25,11 @@ def work(context: RunContext) -> Reference:
 
 def summary(reference: Reference) -> str:
     """One line, as in `compared with 3 earlier runs`."""
-    count = reference["runs_compared"]
+    return compared(reference["runs_compared"])
+
+
+def compared(count: int) -> str:
+    """With how many earlier runs a run was compared, in words."""
     if not count:
         return "no earlier run to compare with"
     return f"compared with {counted(count, 'earlier run')}"

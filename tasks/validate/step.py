@@ -100,7 +100,7 @@ def _announce(validation: Validation) -> None:
         column = f"column {one.column!r}: " if one.column is not None else ""
         more = " …" if one.count is None or one.count > len(one.rows) else ""
         listed = ", ".join(map(str, one.rows)) + more
-        rows = f" (rows {listed})" if one.rows else ""
+        rows = f" ({'row' if listed == str(one.rows[0]) else 'rows'} {listed})" if one.rows else ""
         progress.emit(
             "notice",
             message=f"{one.kind.replace('_', ' ')}: {column}{one.message}{rows}",

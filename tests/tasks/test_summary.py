@@ -86,7 +86,7 @@ def test_a_cost_has_its_unit_and_no_exponent(
     run.write(result.model_copy(update={"measured": measured}))
     document, lines = shown(run)
     assert document["currency"] == currency
-    figures = "0.00002540 0.00000636 0.00010400 0.00003000 inside"
+    figures = "0.0000254 0.0000064 0.0001040 0.0000300 inside"
     assert f"cost, {unit} {figures}" in lines
 
 
@@ -186,3 +186,13 @@ def test_a_finished_runs_summary_fits_a_screen_and_says_where_the_rest_is(
     everything = capsys.readouterr().out
     assert everything.count("here/cpu-") == 40
     assert "reason" in everything
+
+
+def test_a_prediction_that_says_nothing_is_not_known(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = summary(finished_training(tmp_path.as_uri()))
+    document["predicted"]["duration_s"] = {"median": 3e40, "low": 2.0, "high": 1e90}
+    show_run(document, "trainwright show 1")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "duration, s not known - - 20.0" in lines

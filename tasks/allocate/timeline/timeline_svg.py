@@ -234,8 +234,11 @@ def _legend(kinds: set[str], top: int, *, measured: bool) -> tuple[list[str], in
     y += 22
     about = (
         "Upper lane of a rank: what it computes, or waits for. Lower lane: what is on the wire. "
-        "Bars too short to see are joined; each says in its title what it is."
+        "A name or number in a bar is a layer's."
     )
+    parts.append(text(12, y, about, colour=_SOFT))
+    y += 16
+    about = "Bars too short to draw are joined; rest the pointer on one to see its layers."
     parts.append(text(12, y, about, colour=_SOFT))
     if measured:
         y += 16

@@ -154,11 +154,12 @@ def _store(settings: Settings) -> PartFinding:
 
 def _ledger(settings: Settings) -> PartFinding:
     from trainwright.tasks.leases.ledger import Ledger
+    from trainwright.tasks.units import counted
 
     if not settings.home.exists():
         return PartFinding("ledger", "ok", f"made by the first run, in {settings.home}")
-    held = len(Ledger(settings.ledger_url).held())
-    return PartFinding("ledger", "ok", f"answers; {held} lease(s)")
+    held = counted(len(Ledger(settings.ledger_url).held()), "lease")
+    return PartFinding("ledger", "ok", f"answers; {held}")
 
 
 def _disk(settings: Settings) -> PartFinding:

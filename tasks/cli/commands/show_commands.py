@@ -53,6 +53,7 @@ def replan(
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import load_pool
+    from trainwright.tasks.units import counted
 
     chosen = resolve(run_id, Settings.from_environment(), store)
     load_pool(chosen.job().pool)  # a pool that cannot be read would end the training
@@ -65,7 +66,11 @@ def replan(
         return
     console.facts(
         "replan",
-        [("run", chosen.uri), ("trains on", f"{devices} device(s)"), ("new plan", "within 15 s")],
+        [
+            ("run", chosen.uri),
+            ("trains on", counted(devices, "device")),
+            ("new plan", "within 15 s"),
+        ],
     )
 
 
@@ -79,11 +84,11 @@ def analyze(
 ) -> None:
     """Compare a finished run with all earlier ones, and write its report again."""
     from trainwright.tasks.analyze.history import analyze as report_on
+    from trainwright.tasks.analyze.step import compared
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.artefacts.training_result import Result
     from trainwright.tasks.runs.run import list_runs, resolve
     from trainwright.tasks.settings import Settings
-    from trainwright.tasks.units import counted
 
     settings = Settings.from_environment()
     if run_id is not None:
@@ -105,7 +110,7 @@ def analyze(
     lines = [
         ("run", report.run),
         ("report", f"{chosen.uri}/{report.html}"),
-        ("compared with", counted(report.runs_compared, "run")),
+        ("history", compared(report.runs_compared)),
     ]
     console.facts("report", lines)
 

@@ -58,7 +58,7 @@ def show_estimate(
 
 def _measured_on(calibration: Calibration) -> list[tuple[str, str]]:
     version = calibration.measured_torch or calibration.torch
-    threads = f"{calibration.threads} thread(s), torch {version}"
+    threads = f"{units.counted(calibration.threads, 'thread')}, torch {version}"
     other = calibration.device_type == "cpu" and calibration.processor != processor()
     here = f"; this machine has {processor()}" if other else ""
     return [("measured on", f"{calibration.processor}, {threads}{here}")]

@@ -30,20 +30,29 @@ def unit_of(values: Iterable[float | None], units: Units) -> tuple[float, str]:
     return next((one for one in units if known[len(known) // 2] >= one[0]), units[-1])
 
 
-def column(values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
+def column(
+    values: Iterable[float | None], units: Units, of: float | None = None
+) -> tuple[str, list[str]]:
     """A unit for these values, and all of them in it, with the same number of decimals.
 
-    The least value has three significant digits, unless that takes more than nine decimals.
+    `of`: the value that determines both; without it the median does. It has three significant
+    digits, the least value one, unless that takes more than nine decimals.
     """
     given = list(values)
-    scale, unit = unit_of(given, units)
-    least = min(
-        (abs(one) for one in given if one is not None and 0 < abs(one) < math.inf), default=0
-    )
-    if not least:
+    known = sorted(abs(one) for one in given if one is not None and 0 < abs(one) < math.inf)
+    scale, unit = unit_of([of] if of else known, units)
+    if not known:
         return unit, ["-" if value is None else f"{value:g}" for value in given]
-    decimals = min(_MOST_DECIMALS, max(0, 2 - math.floor(math.log10(least / scale))))
+    middle = abs(of) if of else known[len(known) // 2]
+    decimals = min(
+        _MOST_DECIMALS, max(_decimals(middle / scale, 3), _decimals(known[0] / scale, 1))
+    )
     return unit, ["-" if value is None else f"{value / scale:.{decimals}f}" for value in given]
+
+
+def _decimals(value: float, digits: int) -> int:
+    """The decimals with which a positive value has this many significant digits."""
+    return max(0, digits - 1 - math.floor(math.log10(value)))
 
 
 def headed(name: str, values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:

@@ -208,6 +208,23 @@ def test_a_configured_step_time_has_no_interval(store: str) -> None:
     assert (duration["error"], duration["inside"]) == (pytest.approx(0.25), None)
 
 
+def test_an_interval_of_more_than_a_thousandfold_says_nothing(store: str) -> None:
+    run = finished_training(store)
+    result = run.read(Result)
+    assert result.predicted is not None
+    wide = result.predicted.model_copy(
+        update={"duration_s": Interval(median=3e40, low=2.0, high=1e90)}
+    )
+    run.write(result.model_copy(update={"predicted": wide}))
+    rows = analyze(run).predicted_and_measured
+    duration = next(row for row in rows if row["quantity"] == "duration")
+    assert duration["inside"] is None
+    assert next(row for row in rows if row["unit"] == "B")["inside"] is True  # only a bound
+    text = _page(run).text
+    assert "not known" in text
+    assert max(map(len, re.findall(r"\d+", text))) < 25
+
+
 def test_the_memory_of_accumulated_steps_is_compared_with_one_micro_batch_plus_gradients(
     store: str,
 ) -> None:
@@ -310,7 +327,17 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     assert not re.search(r"@import|url\(\s*['\"]?(?!data:)", page.styles)
     suite = "suite inferred, version 0123456789ab"
     assert "Compared with 1 earlier run" in page.text
-    for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16", suite):
+    for shown in (
+        "0.9500",
+        "20.0 s",
+        "25.0 s",
+        "1 kJ",
+        "here/cpu-0",
+        earlier.id,
+        "32 : 16",
+        suite,
+        "energy, by datasheet",
+    ):
         assert shown in page.text, shown
     assert f"{report.devices[0]['samples']:,}" in page.text
 

@@ -395,8 +395,23 @@ def test_a_column_has_one_unit_and_the_same_number_of_decimals_in_each_row(
     assert len(decimals) <= 1
     for value, text in zip(values, texts, strict=True):
         assert (text == "-") == (value is None)
-        if value is not None:
-            assert float(text) * scale == pytest.approx(value, rel=5e-3, abs=0.6e-6 * scale)
+    known = sorted(value for value in values if value is not None)
+    if known:
+        half = 0.51 * 10.0 ** -decimals.pop()
+        assert half <= max(5.1e-3 * known[len(known) // 2] / scale, 0.51e-9)
+        assert half <= max(0.51 * known[0] / scale, 0.51e-9)
+        for value, text in zip(values, texts, strict=True):
+            assert value is None or float(text) == pytest.approx(value / scale, abs=half, rel=1e-9)
+
+
+def test_the_row_of_a_quantity_has_the_unit_and_the_decimals_of_its_median() -> None:
+    units = ((60.0, "min"), (1.0, "s"))
+    assert column([25.14, 8.04, 92.28, 69.0], units, 25.14) == (
+        "s",
+        ["25.1", "8.0", "92.3", "69.0"],
+    )
+    assert column([25.14, 0.0012], units, 25.14) == ("s", ["25.140", "0.001"])
+    assert column([None, 12.0], units, None) == ("s", ["-", "12.0"])
 
 
 def test_a_pipelines_plan_says_what_was_searched_of_it(capsys: pytest.CaptureFixture[str]) -> None:

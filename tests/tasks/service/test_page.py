@@ -238,9 +238,17 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
         page.check(f'input[value="{one["job"]}/{one["id"]}"]')
     page.click("text=Compare 2")
     page.wait_for_selector('table[aria-label="Figures of the runs"]')
+    assert "the first" not in page.inner_text("main")
     figures = {row[0]: row[1:] for row in values(page, "Figures of the runs")}
     assert figures["duration"] == [_shown(one["duration_s"]) for one in runs[1:3]]
     assert figures["accuracy"] == [_shown(one["metrics"]["accuracy"]) for one in runs[1:3]]
+
+
+def test_of_more_than_eight_runs_the_first_ones_are_compared(tab: Watched, address: str) -> None:
+    one = _get(address, "/runs")["runs"][0]
+    page = tab.open("compare?runs=" + ",".join([f"{one['job']}/{one['id']}"] * 9))
+    page.wait_for_selector('table[aria-label="Figures of the runs"]')
+    assert "the first 8 of 9" in page.inner_text("main")
 
 
 def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
@@ -255,13 +263,19 @@ def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
     assert tile(page, "step") == "30"
     assert tile(page, "loss") == _shown(run["metrics"]["loss"])  # of the validation
     assert tile(page, "duration") == _shown(run["measured"]["duration_s"])
-    assert tile(page, "energy") == _shown(run["measured"]["energy_j"])
+    assert tile(page, "energy, by datasheet") == _shown(run["measured"]["energy_j"])
     assert tile(page, "accuracy") == _shown(run["metrics"]["accuracy"])
     rows = values(page, "Predicted and measured")
     assert [(row[0], row[1], row[3]) for row in rows] == [
-        (one["quantity"], _shown(one["predicted"]), _shown(one["measured"]))
+        (
+            "energy, by datasheet" if one["quantity"] == "energy" else one["quantity"],
+            _shown(one["predicted"]),
+            _shown(one["measured"]),
+        )
         for one in run["predicted_and_measured"]
     ]
+    assert {row[5] for row in rows} == {"inside", "outside"}
+    assert page.title() == f"{name} – trainwright"
     assert [row[1] for row in values(page, "Steps of the chain")] == [
         _shown(one) for one in run["steps"].values()
     ]

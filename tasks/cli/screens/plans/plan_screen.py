@@ -231,7 +231,7 @@ def _interval(
 ) -> tuple[str, ...]:
     if value is None:
         return (name, "-", "-", "-", "")
-    unit, texts = column([value.median, value.low, value.high, most], units)
+    unit, texts = column([value.median, value.low, value.high, most], units, value.median)
     return (f"{name}, {unit}", *texts[:3], texts[3] if most is not None else "")
 
 

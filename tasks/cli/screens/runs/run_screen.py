@@ -16,7 +16,7 @@ from trainwright.tasks.cli.screens.console import KEPT, facts, out, state, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, Units, column, money
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
-from trainwright.tasks.units import amount, counted, seconds, size
+from trainwright.tasks.units import amount, counted, says_nothing, seconds, size
 
 _DEVICES_SHOWN = 8
 _STEPS_SHOWN = 3
@@ -181,11 +181,14 @@ def _row(
     name: str, ends: dict[str, float] | None, value: float | None, units: Units, comparable: bool
 ) -> tuple[str | Text, ...]:
     """`comparable`: an early stopped training is not what was predicted, but for its steps."""
-    given = [None, None, None] if ends is None else [ends["median"], ends["low"], ends["high"]]
-    unit, texts = column([*given, value], units)
+    if ends is None or says_nothing(ends["low"], ends["high"]):
+        unit, (measured,) = column([value], units)
+        return (f"{name}, {unit}", "-" if ends is None else "not known", "-", "-", measured, "")
+    given = [ends["median"], ends["low"], ends["high"]]
+    unit, texts = column([*given, value], units, ends["median"])
     inside = Text()
     # The time of an emulated device is set, so it has no interval.
-    if comparable and ends is not None and value is not None and ends["low"] < ends["high"]:
+    if comparable and value is not None and ends["low"] < ends["high"]:
         within = ends["low"] <= value <= ends["high"]
         inside = Text("inside", "green") if within else Text("outside", "yellow")
     return (f"{name}, {unit}", *texts, inside)

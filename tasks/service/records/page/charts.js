@@ -65,6 +65,7 @@ const powers = (_, splits) => splits.map((value) => (Number.isInteger(Math.log10
 const decades = (one) => ({ ...one, filter: powers, grid: { ...one.grid, filter: powers }, ticks: { ...one.ticks, filter: powers } });
 
 // Lines over a shared x. `set(data, names)`: data in uPlot's form, a name for each line; `band`: predicted {low, median, high}.
+// `dots`, `dashed`: places of lines.
 // `log`: a logarithmic scale if the values are positive and wide apart.
 // `gaps`: missing values interrupt a line; otherwise the known values are joined.
 export function lines(root, title, { unit = "", x = "step", points = false, log = false, cursor = "run", gaps = false } = {}) {
@@ -73,7 +74,7 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
   let chart = null;
   let shape = "";
   return {
-    set(data, names, band = null, dots = []) {
+    set(data, names, band = null, dots = [], dashed = []) {
       const rows = [...data];
       const labels = [...names];
       if (band) {
@@ -102,7 +103,7 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
           const guess = index >= count;
           return {
             label, stroke: guess ? () => colour("muted") : hue(index), width: guess ? 1 : 1.5, spanGaps: !gaps,
-            dash: guess ? [4, 4] : undefined, value: (_, value) => (value === null ? "" : short(value)),
+            dash: guess ? [4, 4] : dashed.includes(index) ? [8, 5] : undefined, value: (_, value) => (value === null ? "" : short(value)),
             class: guess && index !== count + 1 ? "bound" : undefined,
             points: { show: !guess && (points || dots.includes(index)), size: 6, fill: guess ? undefined : hue(index) },
           };

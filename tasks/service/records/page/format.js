@@ -55,8 +55,12 @@ export const money = (value, currency = "") => shown((known) => {
 })(value);
 export const priced = (currency) => (value) => money(value, currency ?? "units");
 
+// The ends are so far apart that the value is not known (as `says_nothing` in tasks/units.py).
+export const vague = (low, high) => low > 0 && high > 1000 * low;
+
 // An interval, with the unit only once if both ends have the same.
 function span(low, high, unit) {
+  if (vague(low, high)) return "not known";
   const [one, other] = [unit(low).text, unit(high).text];
   const at = one.lastIndexOf(" ");
   return at > 0 && other.endsWith(one.slice(at)) && other.split(" ").length === 2 && one.split(" ").length === 2
@@ -66,13 +70,14 @@ function span(low, high, unit) {
 // A triple as "25.0 s (20.0 – 31.3 s)"
 export function interval(triple, unit) {
   if (!triple || !known(triple.median)) return missing;
-  return { text: `${unit(triple.median).text} (${span(triple.low, triple.high, unit)})`, value: triple.median };
+  const { median, low, high } = triple;
+  return { text: vague(low, high) ? "not known" : `${unit(median).text} (${span(low, high, unit)})`, value: median };
 }
 
 export const bounds = (low, high, unit) => (known(low) && known(high) ? span(low, high, unit) : "–");
 
 export const range = (triple, unit) =>
-  triple && known(triple.median) ? `predicted ${unit(triple.median).text}\n${span(triple.low, triple.high, unit)}` : null;
+  triple && known(triple.median) ? `predicted${vague(triple.low, triple.high) ? ":" : ` ${unit(triple.median).text}`}\n${span(triple.low, triple.high, unit)}` : null;
 
 // The interval of a predicted quantity.
 export const between = (triple, unit) => (triple && known(triple.median) ? span(triple.low, triple.high, unit) : null);
@@ -86,6 +91,9 @@ export function moment(text) {
     value: text,
   };
 }
+
+// The error of a predicted triple; null without a measured value, or if nothing follows from the triple.
+export const errorOf = (guess, seen) => (guess && seen && !vague(guess.low, guess.high) ? signed(guess.median / seen - 1) : null);
 
 const UNITS = { s: seconds, J: joules, B: bytes };
 export const inUnit = (unit) => UNITS[unit] ?? priced(unit);

@@ -59,7 +59,7 @@ async function open() {
     if (link.hash === `#/${PART_OF[screen] ?? screen}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${screen} – trainwright`;
+  document.title = `${screen === "run" && rest.length ? rest.join("/") : screen} – trainwright`;
   main.replaceChildren();
   try {
     await SCREENS[screen](main, { path: rest.join("/"), fields: new URLSearchParams(search ?? "") }, signal, report);

@@ -3,13 +3,14 @@
 import { get, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, h, table } from "../dom.js";
-import { joules, moment, number, percent, plain, seconds, signed, whole } from "../format.js";
+import { errorOf, joules, moment, number, percent, plain, seconds, signed, whole } from "../format.js";
+import { NO_RUNS } from "./runs.js";
 import { Series, throughput } from "./series.js";
 
 const MOST = 8;
 
 export async function show(root, { fields }, signal) {
-  const names = (fields.get("runs") ?? "").split(",").filter((name) => RUN.test(name)).slice(0, MOST);
+  const names = (fields.get("runs") ?? "").split(",").filter((name) => RUN.test(name));
   if (names.length) await sideBySide(root, names, signal);
   else await history(root, fields.get("job"), signal);
 }
@@ -18,11 +19,11 @@ async function history(root, job, signal) {
   const found = await get(`history?${query({ job })}`, signal);
   root.append(h("h1", {}, job ? `History of ${job}` : "History"));
   if (!found.jobs.length) {
-    root.append(h("p", { class: "note" }, "There are no runs yet."));
+    root.append(h("p", { class: "note" }, NO_RUNS));
     return;
   }
   root.append(card("Jobs", table("Jobs", [["job", "name"], ["runs", "number"], ["succeeded", "number"], ["failed", "number"], ["running", "number"],
-    ["median duration", "number"], ["prediction off by", "number"], ["median energy", "number"], ["best accuracy", "number"], ["newest", "name"]],
+    ["median duration", "number"], ["prediction error", "number"], ["median energy", "number"], ["best accuracy", "number"], ["newest", "name"]],
   found.jobs.map((one) => [h("a", { href: `#/compare?${query({ job: one.job })}` }, one.job), whole(one.runs), whole(one.succeeded), whole(one.failed),
     whole(one.running), seconds(one.median_duration_s), signed(one.median_duration_error), joules(one.median_energy_j), number(one.best_accuracy),
     h("a", { href: `#/run/${one.job}/${one.newest}` }, one.newest)]))));
@@ -42,9 +43,10 @@ async function history(root, job, signal) {
   quality.set([x, ...metrics.map((one) => own.map((run) => run.metrics[one] ?? null))], metrics);
 }
 
-async function sideBySide(root, names, signal) {
+async function sideBySide(root, chosen, signal) {
+  const names = chosen.slice(0, MOST);
   root.append(h("div", { class: "head" }, h("h1", {}, names.length > 1 ? `Compare ${names.length} runs` : "Compare"),
-    h("span", { class: "muted" }, names.length > 1 ? "" : "choose more runs on the Runs screen")));
+    h("span", { class: "muted" }, names.length === 1 ? "choose more runs on the Runs screen" : chosen.length > MOST ? `the first ${MOST} of ${chosen.length}` : "")));
   const found = await Promise.all(names.map(async (name) => {
     try {
       const [run, series] = await Promise.all([get(`runs/${name}`, signal), new Series(name).read(signal)]);
@@ -85,14 +87,13 @@ function overlay(charts, title, x, runs, column, unit = "", points = false) {
 function figures(runs) {
   const row = (title, value) => [title, ...runs.map(({ run, series }) => value(run, series))];
   const metrics = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))];
-  const error = (guess, seen) => (guess && seen ? signed(guess.median / seen - 1) : null);
   return [
     row("state", (run) => badge(run.state, run.measured === null || run.manifest !== null)),
     row("started", (run) => moment(run.started_at)),
     ...metrics.map((name) => row(name, (run) => number(run.metrics[name]))),
     row("duration", (run) => seconds(run.measured?.duration_s)),
     row("duration predicted", (run) => seconds(run.predicted?.duration_s.median)),
-    row("off by", (run) => error(run.predicted?.duration_s, run.measured?.duration_s)),
+    row("prediction error", (run) => errorOf(run.predicted?.duration_s, run.measured?.duration_s)),
     row("step time", (run) => seconds(run.measured?.step_time_s?.median)),
     row("energy", (run) => joules(run.measured?.energy_j)),
     row("energy predicted", (run) => joules(run.predicted?.energy_j?.median)),

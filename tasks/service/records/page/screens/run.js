@@ -3,7 +3,7 @@
 import { base, failedTasks, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
-import { bounds, bytes, inUnit, joules, missing, moment, money, number, percent, plain, priced, range, rate, seconds, signed, whole } from "../format.js";
+import { bounds, bytes, inUnit, joules, missing, moment, money, number, percent, plain, priced, range, rate, seconds, signed, vague, whole } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendedModel } from "./recommendation.js";
 import { merged, Series, throughput } from "./series.js";
@@ -156,11 +156,11 @@ function facts(run, series) {
     ["step time", seconds(measured?.step_time_s?.median ?? taken), range(predicted?.step_time_s, seconds)],
     ["duration", seconds(measured?.duration_s ?? running), running !== null && !measured ? "since the run began" : range(predicted?.duration_s, seconds)],
   ];
-  const results = qualities(run).map(([name, value]) => [name, number(value), run.model_of ? `validation, ${run.model_of}` : "validation"]);
+  const results = qualities(run).map(([name, value]) => [name, number(value), run.model_of ?? "validation"]);
   if (!result) return [step, ["loss", number(rows[0]?.loss), rows.length ? "training, this step" : null],
     ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
     ...speed, ["energy", missing, range(predicted?.energy_j, joules)], ...results];
-  return [...results, ...speed, ["energy", joules(measured.energy_j), range(predicted?.energy_j, joules)],
+  return [...results, ...speed, [`energy${byDatasheet(run)}`, joules(measured.energy_j), range(predicted?.energy_j, joules)],
     ...(predicted?.cost ? [["cost", priced(plan?.currency)(measured.cost), range(predicted.cost, money)]] : []),
     ["learning rate", plain(run.learning_rate), `peak, ${run.job_file.train.schedule} schedule`], step];
 }
@@ -191,7 +191,8 @@ function curves(room) {
     speed.set(series.joint(throughput), ["all ranks"]);
     const metrics = [...new Set(series.epochs.flatMap((row) => Object.keys(row)))].filter(
       (name) => !["step", "epoch", "loss", "log_loss", "train_loss", "duration_s"].includes(name));
-    quality.set([series.epochs.map((row) => row.epoch + 1), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics.map((name) => name.replaceAll("_", " ")));
+    quality.set([series.epochs.map((row) => row.epoch + 1), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics.map((name) => name.replaceAll("_", " ")),
+      null, [], metrics.includes("accuracy") ? [metrics.indexOf("f1")] : []); // F1 may cover the accuracy
   };
 }
 
@@ -201,16 +202,21 @@ function named(devices, planned) {
   return names.length ? ` (${names.join(", then ")})` : "";
 }
 
+// Datasheet power times the measured time is no measured energy.
+const byDatasheet = (run) => (run.measured?.energy_source === "datasheet" ? ", by datasheet" : "");
+
 function predictions(run) {
   if (!run.predicted_and_measured.length) return card("Predicted and measured", h("p", { class: "note" },
     run.state === "running" ? "Measured when training ends." : "Nothing was measured."));
   return card("Predicted and measured", table("Predicted and measured",
-    [["quantity", "name"], ["predicted", "number"], ["90 % interval", "number"], ["measured", "number"], ["off by", "number"], ["within", "name"]],
+    [["quantity", "name"], ["predicted", "number"], ["90 % interval", "number"], ["measured", "number"], ["error", "number"], ["", "name"]],
     run.predicted_and_measured.map((row) => {
       const unit = inUnit(row.unit);
+      const nothing = vague(row.low, row.high);
       const within = row.unit === "B" ? `at most ${unit(row.high).text}` : bounds(row.low, row.high, unit); // memory has no lower bound
-      return [row.quantity, unit(row.predicted), within, unit(row.measured), signed(row.error),
-        row.inside === null ? null : h("span", { class: row.inside ? "success" : "failed" }, row.inside ? "yes" : "no")];
+      return [row.quantity === "energy" ? `energy${byDatasheet(run)}` : row.quantity, nothing ? { text: "not known", value: row.predicted } : unit(row.predicted),
+        within, unit(row.measured), nothing ? null : signed(row.error),
+        row.inside === null ? null : h("span", { class: row.inside ? "success" : "failed" }, row.inside ? "inside" : "outside")];
     })));
 }
 

@@ -2,10 +2,12 @@
 
 import { get, query } from "../api.js";
 import { badge, every, h, place, table } from "../dom.js";
-import { interval, joules, moment, number, seconds, signed, whole } from "../format.js";
+import { errorOf, interval, joules, moment, number, seconds, whole } from "../format.js";
 
 const COLUMNS = [["compare", null], ["job", "name"], ["state", "name"], ["result", "name"], ["started", "name"], ["duration", "number"],
-  ["predicted (90 % interval)", "number", "lesser"], ["off by", "number", "lesser"], ["energy", "number", "lesser"], ["devices", "number", "lesser"], ["run", "name"]];
+  ["predicted (90 % interval)", "number", "lesser"], ["prediction error", "number", "lesser"], ["energy", "number", "lesser"], ["devices", "number", "lesser"], ["run", "name"]];
+
+export const NO_RUNS = "There are no runs yet: `trainwright run JOB` makes one.";
 
 export const better = (metrics) => {
   const name = ["accuracy", "f1", "auc", "rmse", "mae", "loss"].find((one) => one in metrics) ?? Object.keys(metrics)[0];
@@ -37,7 +39,7 @@ export async function show(root, { fields }, signal, failed) {
     const rows = [...pages.values()].flat();
     shown(rows.length ? table("Runs", COLUMNS, rows.map((run) => cells(run, chosen))) :
       h("p", { class: "note" }, job ? [`There are no runs of the job ${job}. `, h("a", { href: "#/runs" }, "All runs")]
-        : "There are no runs yet: `trainwright run JOB` makes one."));
+        : NO_RUNS));
   };
   const read = async (after) => {
     const page = await get(`runs?${query({ limit: after ? 1000 : 100, after, job })}`, signal);
@@ -65,7 +67,7 @@ function cells(run, chosen) {
     h("a", { href: `#/run/${name}` }, run.job),
     h("span", {}, badge(run.state, run.stored ?? true), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null), better(run.metrics),
     moment(run.started_at), seconds(run.duration_s), interval(guess, seconds),
-    guess && run.duration_s ? signed(guess.median / run.duration_s - 1) : null,
+    errorOf(guess, run.duration_s),
     joules(run.energy_j), run.devices === null ? null : whole(run.devices),
     h("a", { href: `#/run/${name}` }, run.id),
   ];
