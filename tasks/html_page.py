@@ -40,9 +40,9 @@ def html_page(title: str, body: str, head: str = "") -> str:
 
 
 def tiles(values: list[tuple[str, str]]) -> str:
-    """Large values, each with the text that says what it is. Values are HTML."""
+    """Large values, each below the text that says what it is. Values are HTML."""
     shown = "".join(
-        f'<div class="tile"><b>{value}</b><span>{escape(name)}</span></div>'
+        f'<div class="tile"><span>{escape(name)}</span><b>{value}</b></div>'
         for value, name in values
     )
     return f'<div class="tiles">{shown}</div>'

@@ -13,7 +13,7 @@ from trainwright.tasks.runs.artefacts.export_report import (
 )
 from trainwright.tasks.runs.exports import sealed_exports
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.units import size
+from trainwright.tasks.units import metric, size
 
 _BEGIN, _END = "<!-- exports -->", "<!-- end of exports -->"
 
@@ -28,8 +28,8 @@ def exports_section(run: Run) -> str:
         [
             escape(one.kind),
             escape(one.metric),
-            f"{one.metrics.trained:.4f}",
-            f"{one.metrics.exported:.4f}",
+            metric(one.metrics.trained),
+            metric(one.metrics.exported),
             _size(one),
             _address(run, one),
         ]

@@ -24,6 +24,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.metric_names import leading_metric
 from trainwright.tasks.store import seal_folder
 from trainwright.tasks.units import says_nothing
 
@@ -49,7 +50,8 @@ def analyze(run: Run, engine: Engine = "dask") -> Report:
     earlier = [one for one in list_runs(run.store_uri, run.settings) if one.id < run.id]
     ours_first = sorted(earlier, key=lambda one: one.job_name != run.job_name)
     others = ours_first[:_SHOWN_RUNS]
-    compared = history([run, *others], engine)
+    target = run.job().train.target
+    compared = history([run, *others], engine, target.metric if target else None)
     compared[0]["state"] = result.state  # its status is `running` until this step is done
     table = with_devices(_rows_of(run, "metrics/steps-rank"), result)
     report = Report(
@@ -193,12 +195,15 @@ def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict
     return found
 
 
-def history(runs: Sequence[Run], engine: Engine) -> list[dict[str, Any]]:
-    """Each run's outcome, in the given order: metrics, duration, energy, and its job's means."""
+def history(runs: Sequence[Run], engine: Engine, target: str | None = None) -> list[dict[str, Any]]:
+    """Each run's outcome, in the given order: metrics, duration, energy, and its job's means.
+
+    Its `result` is the value of `metric`, which is `target` if the run has that metric.
+    """
     import dask
     import pandas as pd
 
-    rows = dask.compute(*[dask.delayed(_outcome)(run) for run in runs], scheduler="threads")
+    rows = dask.compute(*[dask.delayed(_outcome)(run, target) for run in runs], scheduler="threads")
     table = pd.DataFrame(list(rows))
     means = computed(
         frame(table, engine).groupby("job")[["duration_s", "energy_j", "accuracy"]].mean()
@@ -210,13 +215,15 @@ def history(runs: Sequence[Run], engine: Engine) -> list[dict[str, Any]]:
     ]
 
 
-def _outcome(run: Run) -> dict[str, Any]:
+def _outcome(run: Run, target: str | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "run": run.uri,
         "id": run.id,
         "job": run.job_name,
         "state": "damaged",
         "started_at": None,
+        "metric": None,
+        "result": float("nan"),
         "accuracy": float("nan"),
         "loss": float("nan"),
         "duration_s": float("nan"),
@@ -232,7 +239,10 @@ def _outcome(run: Run) -> dict[str, Any]:
         row |= {"state": status.state, "started_at": status.started_at}
     if result is not None:
         measured, predicted = result.measured, result.predicted
+        metric = leading_metric(result.metrics, target)
         row |= {
+            "metric": metric,
+            "result": float("nan") if metric is None else result.metrics[metric],
             "accuracy": result.metrics.get("accuracy", float("nan")),
             "loss": result.metrics.get("loss", float("nan")),
             "duration_s": measured.duration_s,

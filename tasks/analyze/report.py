@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.analyze.exports_section import exports_section
 from trainwright.tasks.analyze.report_charts import (
-    accuracies,
     framed,
     losses,
     ratios,
+    results,
     step_times,
     validation_metrics,
 )
@@ -26,7 +26,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
-from trainwright.tasks.units import amount, plain, says_nothing, seconds, size
+from trainwright.tasks.units import amount, metric, plain, says_nothing, seconds, size
 from trainwright.tasks.validate.rejection_page import drift_section, warning_section
 
 if TYPE_CHECKING:
@@ -58,11 +58,14 @@ def page(
         charts["steps"] = step_times(steps)
     if search is not None and search.points:
         charts["ramp"] = framed(ramp_chart(search, "loss"))
+    leading = report.history[0]["metric"]
     history = [
-        row for row in report.history if row["accuracy"] is not None and row["job"] == run.job_name
+        row
+        for row in report.history
+        if row["result"] is not None and (row["job"], row["metric"]) == (run.job_name, leading)
     ]
     if len(history) > 1:
-        charts["history"] = accuracies(history[::-1])
+        charts["history"] = results(history[::-1], leading)
     script, places = components(charts) if charts else ("", {})
     chart = {
         name: '<div class="wide chart" role="figure" '
@@ -96,13 +99,15 @@ def is_report(content: bytes) -> bool:
 
 
 def _percent(value: float | None, sign: bool = False) -> str:
-    return "–" if value is None else f"{round(100 * value):{'+' if sign else ''}d} %"
+    if value is None:
+        return "–"
+    return f"{round(100 * value):{'+' if sign else ''}d} %".replace("-", "−")
 
 
 def _tiles(result: Result) -> str:
     loss = result.metrics.get("loss")
     found = [
-        (f"{value:.4f}", name.replace("_", " "))
+        (metric(value), name.replace("_", " "))
         for name, value in result.metrics.items()
         # The log loss of a classification is its loss.
         if name != "log_loss" or loss is None or not math.isclose(value, loss, rel_tol=1e-3)
@@ -115,7 +120,7 @@ def _tiles(result: Result) -> str:
             "energy, by datasheet" if result.measured.energy_source == "datasheet" else "energy",
         ),
         (f"{result.learning_rate:.2g}", "learning rate"),
-        (str(result.global_batch_size), "global batch"),
+        (f"{result.global_batch_size:,}", "global batch"),
         (f"{result.steps:,}", "steps"),
     ]
     return tiles(found)
@@ -175,7 +180,7 @@ def _devices(report: Report) -> str:
     rows = [
         [
             escape(one["device"]),
-            str(one["batch_size"]),
+            f"{one['batch_size']:,}",
             f"{one['samples']:,}",
             "–" if one["samples_per_s"] is None else f"{one['samples_per_s']:,.0f}",
             seconds(one["step_time_s"]),
@@ -246,7 +251,9 @@ def _runs(report: Report) -> str:
             escape(row["id"]),
             escape(row["job"]),
             escape(row["state"]),
-            "–" if row["accuracy"] is None else f"{row['accuracy']:.4f}",
+            "–"
+            if row["result"] is None
+            else escape(f"{row['metric'].replace('_', ' ')} {metric(row['result'])}"),
             seconds(row["duration_s"]),
             _percent(row["duration_error"], sign=True),
             amount(row["energy_j"], "J").replace("-", "–"),
@@ -258,7 +265,7 @@ def _runs(report: Report) -> str:
         "run",
         "job",
         "state",
-        "accuracy",
+        "result",
         "duration",
         "prediction error",
         "energy",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.spec.metric_names import SHARES
+
 if TYPE_CHECKING:
     import pandas as pd
 
-_COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
+_COLOURS = ("#0b62b8", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
 _INK, _SOFT = "#1d2733", "#5b6875"
 _MOST_POINTS = 2000
+_ERRORS = ("rmse", "mae")
+_INITIALS = ("f1", "auc", *_ERRORS)
 _LEFT, _LEFT_OF_NAMES, _RIGHT = 72, 200, 4
 """Pixels left of a plot for numbers, left of one for names of quantities, and right of a plot."""
 
@@ -63,14 +67,23 @@ def losses(epochs: list[dict[str, float | None]]) -> Any:
 
 
 def validation_metrics(epochs: list[dict[str, float | None]]) -> Any:
-    """The metrics that are shares, by epoch: accuracy, F1, AUC. None without any."""
-    names = [name for name in ("accuracy", "f1", "auc") if any(row.get(name) for row in epochs)]
+    """The metrics that are shares, by epoch: accuracy, F1, AUC; else the errors of a regression.
+
+    None without any.
+    """
+    shares = [name for name in SHARES if any(row.get(name) for row in epochs)]
+    names = shares or [name for name in _ERRORS if any(row.get(name) for row in epochs)]
     if not names:
         return None
-    shown = _by_epoch("Validation by epoch", "share")
+    shown = _by_epoch("Validation by epoch", "share" if shares else "error")
     for name, colour in zip(names, (_COLOURS[2], _COLOURS[0], _COLOURS[4]), strict=False):
-        _curve(shown, epochs, name, colour, name if name == "accuracy" else name.upper())
-    return _with_legend(shown, "bottom_right")
+        dash = "dashed" if name == "f1" else "solid"  # it may cover the accuracy
+        _curve(shown, epochs, name, colour, _words(name), dash)
+    return _with_legend(shown, "bottom_right" if shares else "top_right")
+
+
+def _words(metric: str) -> str:
+    return metric.upper() if metric in _INITIALS else metric.replace("_", " ")
 
 
 def _by_epoch(title: str, what: str, **options: Any) -> Any:
@@ -82,11 +95,16 @@ def _by_epoch(title: str, what: str, **options: Any) -> Any:
 
 
 def _curve(
-    shown: Any, epochs: list[dict[str, float | None]], name: str, colour: str, words: str
+    shown: Any,
+    epochs: list[dict[str, float | None]],
+    name: str,
+    colour: str,
+    words: str,
+    dash: str = "solid",
 ) -> None:
     x = [None if (epoch := row["epoch"]) is None else epoch + 1 for row in epochs]
     values = [row.get(name) for row in epochs]
-    shown.line(x, values, color=colour, width=2, legend_label=words)
+    shown.line(x, values, color=colour, width=2, line_dash=dash, legend_label=words)
 
 
 def ratios(rows: list[dict[str, Any]]) -> Any:
@@ -138,11 +156,15 @@ def step_times(steps: pd.DataFrame) -> Any:
     return _with_legend(shown, "top_right")
 
 
-def accuracies(rows: list[dict[str, Any]]) -> Any:
+def results(rows: list[dict[str, Any]], metric: str) -> Any:
+    """The metric of this job's runs."""
+    words = _words(metric)
     shown = _figure(
-        "Accuracy of this job's runs", x_axis_label="run, oldest first", y_axis_label="accuracy"
+        f"{words[0].upper()}{words[1:]} of this job's runs",
+        x_axis_label="run, oldest first",
+        y_axis_label=words,
     )
     x = list(range(1, len(rows) + 1))
-    shown.line(x, [row["accuracy"] for row in rows], color=_COLOURS[0], width=1)
-    shown.scatter(x, [row["accuracy"] for row in rows], color=_COLOURS[0], size=7)
+    shown.line(x, [row["result"] for row in rows], color=_COLOURS[0], width=1)
+    shown.scatter(x, [row["result"] for row in rows], color=_COLOURS[0], size=7)
     return shown

@@ -51,7 +51,7 @@ def chart(search: LearningRateSearch, curve: str) -> Any:
         x,
         [getattr(point, f"smoothed_{curve}") for point in search.points],
         width=2,
-        color="#1f77b4",
+        color="#0b62b8",
         legend_label="smoothed",
     )
     for fit in search.fits:

@@ -169,6 +169,8 @@ class JobOutcomes(BaseModel):
     median_energy_j: float | None
     median_duration_error: float | None
     best_accuracy: float | None
+    best_metric: str | None
+    best: float | None
     newest: str
 
 

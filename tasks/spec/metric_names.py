@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 Metric = Literal["accuracy", "loss", "f1", "auc", "log_loss", "rmse", "mae", "r2", "mase"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 MOST_CLASSES = 100
 """With more classes there is no AUC and no table by class."""
 MOST_IN_MATRIX = 30
@@ -14,6 +15,7 @@ MOST_IN_MATRIX = 30
 MOST_CONFUSIONS = 20
 SHARES = ("accuracy", "f1", "auc")
 """Metrics from 0 to 1."""
+_FIRST = ("accuracy", "f1", "auc", "rmse", "mae")
 _LESS_IS_BETTER = ("loss", "error", "mae", "mase", "mse", "rmse", "mape", "perplexity")
 
 
@@ -28,6 +30,15 @@ def metrics_of(task: str, classes: int | None = None) -> tuple[Metric, ...]:
     if task == "tabular-regression":
         return ("loss", "rmse", "mae", "r2")
     return ("loss",)
+
+
+def leading_metric(metrics: Mapping[str, float], target: str | None = None) -> str | None:
+    """The metric that stands for a model: the target's, else the first of those people ask for.
+
+    A loss does if there is no other; None without any.
+    """
+    wanted = (target, *_FIRST, *(name for name in metrics if "loss" not in name), "loss")
+    return next((name for name in wanted if name is not None and name in metrics), None)
 
 
 def worsening(metric: str, before: float, after: float) -> float:

@@ -16,6 +16,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.spec.metric_names import shown_metrics
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.request import TrainRequest
+from trainwright.tasks.units import metric
 
 
 def work(context: RunContext) -> Reference:
@@ -56,7 +57,7 @@ def work(context: RunContext) -> Reference:
 def summary(reference: Reference) -> str:
     """The metrics, and whose: `accuracy 0.9722, loss 0.1034; model of epoch 8 of 20`."""
     shown = shown_metrics(reference["metrics"])
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+    metrics = ", ".join(f"{name} {metric(value)}" for name, value in shown.items())
     model_of = reference.get("model_of")
     return f"{metrics}; model of {model_of}" if model_of else metrics
 

@@ -153,14 +153,14 @@ def _drift(drift: Drift | None) -> dict[str, Any] | str:
 
 
 def summary(reference: Reference) -> str:
-    """One line, as in `1797 rows meet 196 expectations (inferred)`."""
+    """One line, as in `1,797 rows meet 196 expectations (inferred)`."""
     if reference.get("suite") == "none":
         return f"{reference['rows']} rows, read by the model's source; they are not checked"
     drift = reference.get("drift")
     count = drift["columns_drifted"] if isinstance(drift, dict) else 0
     drifted = f"; {count} column{'s' if count > 1 else ''} drifted" if count else ""
     return (
-        f"{reference['rows']} rows meet {reference['expectations']} expectations "
+        f"{reference['rows']:,} rows meet {reference['expectations']} expectations "
         f"({reference['suite']}){drifted}"
     )
 

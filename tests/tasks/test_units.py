@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.units import amount, coarse, counted, plain, seconds, size
+from trainwright.tasks.units import amount, coarse, counted, metric, plain, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,26 @@ from trainwright.tasks.units import amount, coarse, counted, plain, seconds, siz
 )
 def test_a_number_has_three_digits_and_no_exponent(value: float, text: str) -> None:
     assert plain(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.0, "1.0000"),
+        (0.98765, "0.9877"),
+        (-0.25, "-0.2500"),
+        (147.318, "147.32"),
+        (1234.56, "1,234.6"),
+        (23249.7, "23,250"),
+        (0.000123, "0.000123"),
+        (0.0, "0.0000"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_a_metric_has_four_decimals_if_it_is_small_and_none_if_it_is_large(
+    value: float, text: str
+) -> None:
+    assert metric(value) == text
 
 
 @given(st.floats(1e-12, 1e18), st.integers(2, 6))

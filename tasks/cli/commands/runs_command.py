@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 STATES = ("running", "success", "failed", "infeasible", "interrupted", "left", "damaged")
 WATCH_EVERY_S = 2.0
-_METRICS = ("accuracy", "f1", "auc", "rmse", "mae", "loss")
 
 
 def runs(
@@ -148,8 +147,11 @@ def _age(identifier: str) -> str:
 
 
 def _one_metric(metrics: dict[str, float]) -> str:
-    name = next((one for one in _METRICS if one in metrics), None)
-    return f"{name} {metrics[name]:.4f}" if name else ""
+    from trainwright.tasks.spec.metric_names import leading_metric
+    from trainwright.tasks.units import metric
+
+    name = leading_metric(metrics)
+    return f"{name} {metric(metrics[name])}" if name else ""
 
 
 def _watch(found: Callable[[], list[dict[str, Any]]]) -> None:

@@ -26,7 +26,7 @@ def export_facts(report: dict[str, Any], copy: str | None) -> list[tuple[str, st
         ("kind", report["kind"]),
         (
             report["metric"],
-            f"{metrics['exported']:.4f}, trained {metrics['trained']:.4f}",
+            f"{units.metric(metrics['exported'])}, trained {units.metric(metrics['trained'])}",
         ),
         _likeness(report),
     ]

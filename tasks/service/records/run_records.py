@@ -26,10 +26,12 @@ from trainwright.tasks.runs.exports import exported_file
 from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.metric_names import better_is, leading_metric
 from trainwright.tasks.summary import summary
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
 from trainwright.tasks.train.record.waiting_hosts import waiting_hosts
+from trainwright.tasks.units import says_nothing
 from trainwright.tasks.validate.rejection_page import drifted_columns
 
 
@@ -223,10 +225,15 @@ def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
     """The outcomes of a job's runs, newest first."""
     done = [row for row in rows if row.duration_s is not None]
     ratios = [
-        row.predicted_duration_s.median / row.duration_s - 1
+        guess.median / row.duration_s - 1
         for row in done
-        if row.predicted_duration_s and row.duration_s
+        if (guess := row.predicted_duration_s)
+        and row.duration_s
+        and not says_nothing(guess.low, guess.high)
     ]
+    metric = leading_metric(done[0].metrics) if done else None
+    results = [row.metrics[metric] for row in done if metric is not None and metric in row.metrics]
+    best = max if metric is not None and better_is(metric) == "greater" else min
     return {
         "job": job,
         "runs": len(rows),
@@ -239,6 +246,8 @@ def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
         "best_accuracy": max(
             (row.metrics["accuracy"] for row in done if "accuracy" in row.metrics), default=None
         ),
+        "best_metric": metric,
+        "best": best(results, default=None),
         "newest": rows[0].id,
     }
 

@@ -37,6 +37,7 @@ from trainwright.tasks.analyze.history import (
     with_devices,
 )
 from trainwright.tasks.analyze.prediction_check import predicted_and_measured
+from trainwright.tasks.analyze.report_charts import validation_metrics
 from trainwright.tasks.cli.main import app
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
@@ -444,6 +445,27 @@ def test_a_model_without_accuracy_or_a_run_without_rows_has_a_report(store: str)
     write_outcome(bare, metrics={"loss": 0.3})
     report = analyze(bare, store)
     assert (report.epochs, report.devices[0]["samples_per_s"]) == ([], None)
+
+
+def test_a_regression_is_shown_by_its_error_in_history_and_chart(store: str) -> None:
+    earlier, run = (begin_run(store, "house", number) for number in (1, 2))
+    write_outcome(earlier, metrics={"loss": 0.4, "rmse": 31000.0, "mae": 900.0, "r2": 0.5})
+    write_outcome(run, metrics={"loss": 0.3, "rmse": 23249.7, "mae": 812.25, "r2": 0.61})
+    report = analyze(run)
+    assert [(row["metric"], row["result"]) for row in report.history] == [
+        ("rmse", 23249.7),
+        ("rmse", 31000.0),
+    ]
+    page = _page(run)
+    for shown in ("rmse 23,250", "rmse 31,000"):
+        assert shown in page.text
+    assert b"RMSE of this job" in run.objects.get("report/report.html")
+    (target,) = history([run], "pandas", "mae")
+    assert (target["metric"], target["result"]) == ("mae", 812.25)
+    epochs: list[dict[str, float | None]] = [{"epoch": 0, "rmse": 9.0, "mae": 5.0}]
+    curves = validation_metrics(epochs)
+    assert [one.label.value for one in curves.legend[0].items] == ["RMSE", "MAE"]
+    assert validation_metrics([{"epoch": 0, "loss": 5.0}]) is None
 
 
 def test_an_unfinished_training_is_not_analysed(store: str) -> None:

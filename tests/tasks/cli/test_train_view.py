@@ -218,6 +218,13 @@ def test_a_searched_learning_rate_has_an_interval_and_a_given_one_has_none(
     assert capsys.readouterr().err.splitlines() == [line]
 
 
+def test_an_epoch_of_a_regression_shows_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"train_loss": 0.4, "loss": 0.5, "rmse": 23249.7, "mae": 812.25, "r2": 0.61}
+    Watch()({"event": "epoch", "epoch": 0, "epochs": 9, **figures})
+    line = "epoch   1  train loss 0.4000  loss 0.5000  rmse 23,250"
+    assert capsys.readouterr().err.strip() == line
+
+
 def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Path) -> None:
     events = json.dumps(
         [

@@ -366,10 +366,11 @@ def test_the_page_shows_the_apis_history(tab: Watched, address: str) -> None:
             one["job"],
             str(one["runs"]),
             _shown(one["median_duration_s"]),
-            _shown(one["best_accuracy"]),
+            _shown(one["best"]),
         )
         for one in jobs
     ]
+    assert "accuracy 0.9500" in page.inner_text('table[aria-label="Jobs"]')
 
 
 def test_curves_and_events_update_during_training(tab: Watched, home: Path) -> None:

@@ -126,6 +126,11 @@ def test_history_lists_the_outcomes_of_each_jobs_runs(address: str) -> None:
         found = reader.get("/history").json()
         small = next(one for one in found["jobs"] if one["job"] == "small")
         assert (small["runs"], small["succeeded"], small["median_duration_s"]) == (3, 3, 20.0)
+        assert (small["best_accuracy"], small["best_metric"], small["best"]) == (
+            0.95,
+            "accuracy",
+            0.95,
+        )
         assert [row["id"] for row in found["runs"]] == sorted(row["id"] for row in found["runs"])
         assert reader.get("/history?job=other").json()["runs"] == []
 

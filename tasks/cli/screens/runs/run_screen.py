@@ -16,7 +16,8 @@ from trainwright.tasks.cli.screens.console import KEPT, facts, out, state, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, Units, column, money
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
-from trainwright.tasks.units import amount, counted, says_nothing, seconds, size
+from trainwright.tasks.spec.metric_names import leading_metric
+from trainwright.tasks.units import amount, counted, metric, says_nothing, seconds, size
 
 _DEVICES_SHOWN = 8
 _STEPS_SHOWN = 3
@@ -53,8 +54,8 @@ def _headline(document: dict[str, Any]) -> str:
     """`digits: accuracy 0.9916; 2 CPUs, 20.6 s, 152 J`."""
     metrics, measured = document["metrics"], document["measured"]
     target = document["target"]
-    name = target["metric"] if target else next((one for one in metrics if one != "loss"), "loss")
-    if measured is None or name not in metrics:
+    name = leading_metric(metrics, target["metric"] if target else None)
+    if measured is None or name is None:
         return str(document["job"])
     kinds = Counter(one["type"] for one in document["devices"])
     took = [
@@ -64,7 +65,7 @@ def _headline(document: dict[str, Any]) -> str:
     took.append(seconds(measured["duration_s"]))
     if measured["energy_j"] is not None:
         took.append(amount(measured["energy_j"], "J"))
-    return f"{document['job']}: {name.replace('_', ' ')} {metrics[name]:.4f}; {', '.join(took)}"
+    return f"{document['job']}: {name.replace('_', ' ')} {metric(metrics[name])}; {', '.join(took)}"
 
 
 def _result_lines(document: dict[str, Any], everything: bool) -> list[tuple[str, str]]:
@@ -76,7 +77,7 @@ def _result_lines(document: dict[str, Any], everything: bool) -> list[tuple[str,
     if metrics := document["metrics"]:
         # What people ask for first; losses last.
         order = sorted(metrics, key=lambda name: ("loss" in name, list(metrics).index(name)))
-        named = (f"{name} {metrics[name]:.4f}" for name in order)
+        named = (f"{name} {metric(metrics[name])}" for name in order)
         whose = f" (model of {document['model_of']})" if document["model_of"] else ""
         lines.append(("metrics", _listed(one.replace("_", " ") for one in named) + whose))
     if target := document["target"]:
@@ -144,7 +145,7 @@ def _place_lines(document: dict[str, Any], command: str) -> list[tuple[str, str]
     for one in document["exports"]:
         value = one["metrics"]["exported"]
         where = f"{document['run']}/{EXPORT_FOLDER}{one['kind']}"
-        lines.append((f"exported as {one['kind']}", f"{one['metric']} {value:.4f}, {where}"))
+        lines.append((f"exported as {one['kind']}", f"{one['metric']} {metric(value)}, {where}"))
     return lines
 
 

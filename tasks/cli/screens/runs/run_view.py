@@ -15,6 +15,8 @@ from trainwright.tasks import chain
 from trainwright.tasks.cli.screens.console import err
 from trainwright.tasks.cli.screens.runs.train_view import TrainView
 from trainwright.tasks.errors import Interrupted
+from trainwright.tasks.spec.metric_names import METRICS, leading_metric
+from trainwright.tasks.units import metric
 
 _NAMED = 10
 """Characters in which a line names what it is about."""
@@ -86,10 +88,14 @@ class Watch:
         elif kind == "step":
             self._step(event)
         elif kind == "epoch":
+            known: dict[str, float] = {
+                name: event[name] for name in METRICS if event.get(name) is not None
+            }
+            names = dict.fromkeys(("train_loss", "loss", leading_metric(known)))
             figures = "  ".join(
-                f"{name.replace('_', ' ')} {event[name]:.4f}"
-                for name in ("train_loss", "loss", "accuracy")
-                if event.get(name) is not None
+                f"{name.replace('_', ' ')} {metric(event[name])}"
+                for name in names
+                if name is not None and event.get(name) is not None
             )
             self._line(f"           epoch {event['epoch'] + 1:>3}  {figures}")
         elif kind == "split":

@@ -1,6 +1,7 @@
 // Charts: uPlot in the page's colours, with a fixed height, so that nothing moves when data arrives.
 
 import { h } from "./dom.js";
+import { grouped } from "./format.js";
 
 const { uPlot } = window;
 const HEIGHT = 200;
@@ -25,7 +26,7 @@ export function repaint() {
 
 const hue = (index) => () => colour(`hue-${index % 8}`);
 const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3)
-  ? value.toExponential(2) : String(Number(value.toPrecision(4))));
+  ? value.toExponential(2) : grouped(String(Number(value.toPrecision(4)))));
 
 function axis(title, side) {
   return {

@@ -8,14 +8,26 @@ function digits(value, count = 3) {
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
   const decimals = Math.max(0, Math.min(6, count - 1 - Math.floor(Math.log10(size))));
-  return value.toFixed(decimals);
+  return grouped(value.toFixed(decimals));
+}
+
+// 12345.6 as 12,345.6
+export function grouped(text) {
+  const [whole_part, ...rest] = text.split(".");
+  return [whole_part.replace(/\B(?=(\d{3})+$)/g, ","), ...rest].join(".");
 }
 
 const shown = (text) => (value) => (known(value) ? { text: text(value), value } : missing);
 
 export const number = shown((value) => digits(value, 4));
-export const plain = shown((value) => (Math.abs(value) >= 1e-4 ? String(Number(value.toPrecision(4))) : value.toExponential(2)));
-export const whole = shown((value) => Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f"));
+export const plain = shown((value) => (Math.abs(value) >= 1e-4 ? grouped(String(Number(value.toPrecision(4)))) : value.toExponential(2)));
+export const whole = shown((value) => grouped(Math.round(value).toString()));
+// A validation metric, as `metric` in tasks/units.py: 0.9877, 23,250.
+export const metric = shown((value) => {
+  const size = Math.abs(value);
+  if ((size > 0 && size < 1e-3) || size >= 1e6) return digits(value);
+  return grouped(value.toFixed(size < 10 ? 4 : Math.max(0, 4 - Math.floor(Math.log10(size)))));
+});
 export const percent = shown((value) => `${(100 * value).toFixed(1)} %`);
 export const signed = shown((value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(100 * value).toFixed(0)} %`);
 

@@ -3,7 +3,7 @@
 import { get, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, h, table } from "../dom.js";
-import { errorOf, joules, moment, number, percent, plain, seconds, signed, whole } from "../format.js";
+import { errorOf, joules, metric, moment, percent, plain, seconds, signed, whole } from "../format.js";
 import { NO_RUNS } from "./runs.js";
 import { Series, throughput } from "./series.js";
 
@@ -15,6 +15,8 @@ export async function show(root, { fields }, signal) {
   else await history(root, fields.get("job"), signal);
 }
 
+const best = (one) => (one.best === null ? null : { text: `${one.best_metric} ${metric(one.best).text}`, value: one.best });
+
 async function history(root, job, signal) {
   const found = await get(`history?${query({ job })}`, signal);
   root.append(h("h1", {}, job ? `History of ${job}` : "History"));
@@ -23,9 +25,9 @@ async function history(root, job, signal) {
     return;
   }
   root.append(card("Jobs", table("Jobs", [["job", "name"], ["runs", "number"], ["succeeded", "number"], ["failed", "number"], ["running", "number"],
-    ["median duration", "number"], ["prediction error", "number"], ["median energy", "number"], ["best accuracy", "number"], ["newest", "name"]],
+    ["median duration", "number"], ["prediction error", "number"], ["median energy", "number"], ["best result", "number"], ["newest", "name"]],
   found.jobs.map((one) => [h("a", { href: `#/compare?${query({ job: one.job })}` }, one.job), whole(one.runs), whole(one.succeeded), whole(one.failed),
-    whole(one.running), seconds(one.median_duration_s), signed(one.median_duration_error), joules(one.median_energy_j), number(one.best_accuracy),
+    whole(one.running), seconds(one.median_duration_s), signed(one.median_duration_error), joules(one.median_energy_j), best(one),
     h("a", { href: `#/run/${one.job}/${one.newest}` }, one.newest)]))));
   const of = (name) => found.runs.filter((run) => run.job === name);
   const own = of(job ?? found.jobs.map((one) => one.job).find((name) => of(name).length > 1));
@@ -66,9 +68,9 @@ async function sideBySide(root, chosen, signal) {
   overlay(charts, "Loss", "step", runs, ({ series }) => series.joint((rows) => rows[0].loss));
   overlay(charts, "Throughput", "step", runs, ({ series }) => series.joint(throughput), "samples/s");
   overlay(charts, "Learning rate", "step", runs, ({ series }) => series.joint((rows) => rows[0].learning_rate));
-  const metric = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))].find((one) => one !== "loss") ?? "loss";
-  overlay(charts, `Validation ${metric}`, "epoch", runs,
-    ({ series }) => [series.epochs.map((row) => row.epoch + 1), series.epochs.map((row) => row[metric] ?? null)], "", true);
+  const name = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))].find((one) => one !== "loss") ?? "loss";
+  overlay(charts, `Validation ${name}`, "epoch", runs,
+    ({ series }) => [series.epochs.map((row) => row.epoch + 1), series.epochs.map((row) => row[name] ?? null)], "", true);
 }
 
 // Job and run on two lines, so that a column is only as wide as its figures.
@@ -90,7 +92,7 @@ function figures(runs) {
   return [
     row("state", (run) => badge(run.state, run.measured === null || run.manifest !== null)),
     row("started", (run) => moment(run.started_at)),
-    ...metrics.map((name) => row(name, (run) => number(run.metrics[name]))),
+    ...metrics.map((name) => row(name, (run) => metric(run.metrics[name]))),
     row("duration", (run) => seconds(run.measured?.duration_s)),
     row("duration predicted", (run) => seconds(run.predicted?.duration_s.median)),
     row("prediction error", (run) => errorOf(run.predicted?.duration_s, run.measured?.duration_s)),

@@ -3,7 +3,7 @@
 import { base, failedTasks, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
-import { bounds, bytes, inUnit, joules, missing, moment, money, number, percent, plain, priced, range, rate, seconds, signed, vague, whole } from "../format.js";
+import { bounds, bytes, inUnit, joules, metric, missing, moment, money, number, percent, plain, priced, range, rate, seconds, signed, vague, whole } from "../format.js";
 import { planView } from "./plan.js";
 import { recommendedModel } from "./recommendation.js";
 import { merged, Series, throughput } from "./series.js";
@@ -156,7 +156,7 @@ function facts(run, series) {
     ["step time", seconds(measured?.step_time_s?.median ?? taken), range(predicted?.step_time_s, seconds)],
     ["duration", seconds(measured?.duration_s ?? running), running !== null && !measured ? "since the run began" : range(predicted?.duration_s, seconds)],
   ];
-  const results = qualities(run).map(([name, value]) => [name, number(value), run.model_of ?? "validation"]);
+  const results = qualities(run).map(([name, value]) => [name, metric(value), run.model_of ?? "validation"]);
   if (!result) return [step, ["loss", number(rows[0]?.loss), rows.length ? "training, this step" : null],
     ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
     ...speed, ["energy", missing, range(predicted?.energy_j, joules)], ...results];
@@ -222,7 +222,7 @@ function predictions(run) {
 
 function exportsOf(run) {
   if (!run.exports.length) return null;
-  return card("Exports", ...run.exports.map((one) => h("p", {}, `${one.kind}: ${one.metric} ${number(one.metrics.exported)}, trained ${number(one.metrics.trained)} `,
+  return card("Exports", ...run.exports.map((one) => h("p", {}, `${one.kind}: ${one.metric} ${metric(one.metrics.exported).text}, trained ${metric(one.metrics.trained).text} `,
     ...one.files.map((saved) => h("button", { type: "button", name: "exported", value: `${one.kind}/${saved}` }, saved)))));
 }
 

@@ -2,16 +2,20 @@
 
 import { get, query } from "../api.js";
 import { badge, every, h, place, table } from "../dom.js";
-import { errorOf, interval, joules, moment, number, seconds, whole } from "../format.js";
+import { errorOf, interval, joules, metric, moment, seconds, whole } from "../format.js";
 
 const COLUMNS = [["compare", null], ["job", "name"], ["state", "name"], ["result", "name"], ["started", "name"], ["duration", "number"],
   ["predicted (90 % interval)", "number", "lesser"], ["prediction error", "number", "lesser"], ["energy", "number", "lesser"], ["devices", "number", "lesser"], ["run", "name"]];
 
 export const NO_RUNS = "There are no runs yet: `trainwright run JOB` makes one.";
 
+// As `leading_metric` in tasks/spec/metric_names.py.
+const leading = (metrics) => [...FIRST, ...Object.keys(metrics).filter((one) => !one.includes("loss")), "loss"].find((one) => one in metrics);
+const FIRST = ["accuracy", "f1", "auc", "rmse", "mae"];
+
 export const better = (metrics) => {
-  const name = ["accuracy", "f1", "auc", "rmse", "mae", "loss"].find((one) => one in metrics) ?? Object.keys(metrics)[0];
-  return name ? { text: `${name} ${number(metrics[name]).text}`, value: metrics[name] } : null;
+  const name = leading(metrics);
+  return name ? { text: `${name} ${metric(metrics[name]).text}`, value: metrics[name] } : null;
 };
 
 export async function show(root, { fields }, signal, failed) {
