@@ -11,11 +11,11 @@ body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--
   background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 40px 0 10px; }
 p { color: var(--soft); margin: 4px 0 12px; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr));
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(160px, 1fr));
   gap: 12px; margin-top: 20px; }
 .tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; }
 .tile b { display: block; font-size: 20px; }
-.tile span { color: var(--soft); font-size: 13px; }
+.tile span { color: var(--soft); font-size: 12px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
   font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; }

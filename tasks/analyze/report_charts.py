@@ -76,6 +76,7 @@ def validation_metrics(epochs: list[dict[str, float | None]]) -> Any:
     if not names:
         return None
     shown = _by_epoch("Validation by epoch", "share" if shares else "error")
+    _grouped(shown.yaxis)
     for name, colour in zip(names, (_COLOURS[2], _COLOURS[0], _COLOURS[4]), strict=False):
         dash = "dashed" if name == "f1" else "solid"  # it may cover the accuracy
         _curve(shown, epochs, name, colour, _words(name), dash)
@@ -87,11 +88,23 @@ def _words(metric: str) -> str:
 
 
 def _by_epoch(title: str, what: str, **options: Any) -> Any:
+    shown = _figure(title, x_axis_label="epoch", y_axis_label=what, **options)
+    _whole(shown.xaxis)
+    return shown
+
+
+def _whole(axis: Any) -> None:
+    """Ticks at whole numbers only."""
     from bokeh.models import BasicTicker
 
-    shown = _figure(title, x_axis_label="epoch", y_axis_label=what, **options)
-    shown.xaxis.ticker = BasicTicker(min_interval=1)
-    return shown
+    axis.ticker = BasicTicker(min_interval=1)
+
+
+def _grouped(axis: Any) -> None:
+    """Tick labels such as 24,000 and 0.925."""
+    from bokeh.models import NumeralTickFormatter
+
+    axis.formatter = NumeralTickFormatter(format="0,0.[0000]")
 
 
 def _curve(
@@ -164,6 +177,8 @@ def results(rows: list[dict[str, Any]], metric: str) -> Any:
         x_axis_label="run, oldest first",
         y_axis_label=words,
     )
+    _whole(shown.xaxis)
+    _grouped(shown.yaxis)
     x = list(range(1, len(rows) + 1))
     shown.line(x, [row["result"] for row in rows], color=_COLOURS[0], width=1)
     shown.scatter(x, [row["result"] for row in rows], color=_COLOURS[0], size=7)

@@ -22,7 +22,7 @@ MOST_CATEGORIES = 8
 _TAIL = 0.01
 """Share of the rows at either end of the numbers that the first and the last bar contain."""
 _WIDTH, _HEIGHT, _LINE = 360, 90, 16
-_NOW, _REFERENCE = "#1f77b4", "#b4bdc7"
+_NOW, _REFERENCE = "#0b62b8", "#b4bdc7"
 
 
 def histogram(now: ColumnProfile, reference: ColumnProfile) -> Histogram | None:

@@ -671,6 +671,7 @@ def test_a_reader_sees_that_an_action_needs_the_right_to_start_runs(
     tab = Watched(chromium, address, READ)
     page = tab.open("what-if")
     page.select_option("select[name=model]", "file:cnn.py")
+    page.fill("input[name=data]", "builtin:digits")
     page.click("button[type=submit]")
     page.wait_for_selector("[role=alert] >> text=needs the right to start runs")
     tab.context.close()

@@ -35,9 +35,9 @@ Quantity = Literal["energy", "cost"]
 Style = Literal["plan", "front", "missed", "rival", "missed rival"]
 COLOURS: dict[Style, str] = {
     "plan": "#d1495b",
-    "front": "#1f77b4",
+    "front": "#0b62b8",
     "missed": "#8d99ae",
-    "rival": "#1f77b4",
+    "rival": "#0b62b8",
     "missed rival": "#8d99ae",
 }
 
