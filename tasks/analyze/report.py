@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
+from trainwright.tasks.spec.metric_names import shown_metrics
 from trainwright.tasks.units import amount, metric, plain, says_nothing, seconds, size
 from trainwright.tasks.validate.rejection_page import drift_section, warning_section
 
@@ -105,14 +105,7 @@ def _percent(value: float | None, sign: bool = False) -> str:
 
 
 def _tiles(result: Result) -> str:
-    loss = result.metrics.get("loss")
-    found = [
-        (metric(value), name.replace("_", " "))
-        for name, value in result.metrics.items()
-        # The log loss of a classification is its loss.
-        if name != "log_loss" or loss is None or not math.isclose(value, loss, rel_tol=1e-3)
-    ]
-    found.sort(key=lambda one: one[1] in ("loss", "train loss"))  # what people ask for first
+    found = [(metric(value), name) for name, value in shown_metrics(result.metrics).items()]
     found += [
         (seconds(result.measured.duration_s), "training"),
         (

@@ -16,7 +16,7 @@ from trainwright.tasks.cli.screens.console import KEPT, facts, out, state, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
 from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, Units, column, money
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
-from trainwright.tasks.spec.metric_names import leading_metric
+from trainwright.tasks.spec.metric_names import leading_metric, shown_metrics
 from trainwright.tasks.units import amount, counted, metric, says_nothing, seconds, size
 
 _DEVICES_SHOWN = 8
@@ -75,11 +75,9 @@ def _result_lines(document: dict[str, Any], everything: bool) -> list[tuple[str,
     if document.get("error"):
         lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
     if metrics := document["metrics"]:
-        # What people ask for first; losses last.
-        order = sorted(metrics, key=lambda name: ("loss" in name, list(metrics).index(name)))
-        named = (f"{name} {metric(metrics[name])}" for name in order)
+        named = [f"{name} {metric(value)}" for name, value in shown_metrics(metrics).items()]
         whose = f" (model of {document['model_of']})" if document["model_of"] else ""
-        lines.append(("metrics", _listed(one.replace("_", " ") for one in named) + whose))
+        lines.append(("metrics", _listed(named) + whose))
     if target := document["target"]:
         reached = {True: "reached", False: "not reached", None: "not known yet"}
         words = reached[document["target_reached"]]
