@@ -19,11 +19,11 @@ def plain(value: float, digits: int = 3) -> str:
 
 
 def metric(value: float) -> str:
-    """A validation metric: 0.98765 -> 0.9877, 23249.7 -> 23,250, 0.000123 -> 0.000123."""
+    """A validation metric: 0.98765 -> 0.9877, 23249.7 -> 23,250, 0.0000123 -> 0.0000123."""
     if not math.isfinite(value):
         return f"{value:g}"
     size = abs(value)
-    if 0 < size < 1e-3:
+    if 0 < size < 1e-4:
         return plain(value)
     return f"{value:,.{4 if size < 10 else max(0, 4 - math.floor(math.log10(size)))}f}"
 

@@ -118,14 +118,14 @@ def test_an_interval_widened_by_unmeasured_operations_is_explained(
 
 def test_the_screen_names_the_measured_processor_and_this_one_if_it_differs(tmp_path: Path) -> None:
     options = _calibration(tmp_path, family_sigma=0.01)
-    assert f"made up, 1 thread(s), torch {VERSION}; this machine has {processor()}\n" in _estimated(
+    assert f"made up, 1 thread, torch {VERSION}; this machine has {processor()}\n" in _estimated(
         tmp_path, options
     )
     save(
         load(tmp_path / "cpu.json").model_copy(update={"processor": processor()}),
         tmp_path / "cpu.json",
     )
-    assert f"{processor()}, 1 thread(s), torch {VERSION}\n" in _estimated(tmp_path, options)
+    assert f"{processor()}, 1 thread, torch {VERSION}\n" in _estimated(tmp_path, options)
 
 
 @pytest.mark.parametrize("sigma", [100.0, 1e-3])

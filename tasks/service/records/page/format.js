@@ -25,7 +25,7 @@ export const whole = shown((value) => grouped(Math.round(value).toString()));
 // A validation metric, as `metric` in tasks/units.py: 0.9877, 23,250.
 export const metric = shown((value) => {
   const size = Math.abs(value);
-  if ((size > 0 && size < 1e-3) || size >= 1e6) return digits(value);
+  if ((size > 0 && size < 1e-4) || size >= 1e6) return digits(value);
   return grouped(value.toFixed(size < 10 ? 4 : Math.max(0, 4 - Math.floor(Math.log10(size)))));
 });
 export const percent = shown((value) => `${(100 * value).toFixed(1)} %`);
