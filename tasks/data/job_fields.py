@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainwright.estimator.near_names import meant
 from trainwright.tasks.data.formats import INDEX
 from trainwright.tasks.data.tables.column_scan import is_text
 from trainwright.tasks.data.tables.table_source import listed, parquet_files
@@ -55,7 +56,7 @@ def require_ignored(spec: DataSpec, names: Sequence[str]) -> None:
         if name not in names:
             raise BadInput(
                 f"data.ignore: got {name!r}; allowed: columns of {spec.uri}: "
-                f"{listed(names) or 'it has none'}"
+                f"{listed(names) or 'it has none'}{meant(name, names)}"
             )
 
 

@@ -379,7 +379,9 @@ def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> 
         raise BadInput(
             f"data.uri: got {spec.uri}, with {used[0]} between its columns; allowed: commas"
         )
+    default = " (the default)" if name == DataSpec.model_fields["target"].default else ""
     raise BadInput(
-        f"{field}: got {name!r}; allowed: a column of {spec.uri}: {listed(names) or 'it has none'}"
+        f"{field}: got {name!r}{default if field == 'data.target' else ''}; "
+        f"allowed: a column of {spec.uri}: {listed(names) or 'it has none'}"
         f"{meant(name, names)}"
     )

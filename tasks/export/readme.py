@@ -56,6 +56,9 @@ _TABLE_SAID = "a CSV file with the columns of the model, in any order"
 _TABLE_FILE = """path = sys.argv[1] if len(sys.argv) > 1 else "example.csv"
 with open(path, newline="", encoding="utf-8") as file:
     table = list(csv.DictReader(file))
+absent = [one.name for one in model.get_inputs() if table and one.name not in table[0]]
+if absent:
+    sys.exit(f"{path}: has no columns {', '.join(absent)}, which the model reads")
 rows = {}
 for column in model.get_inputs():
     values = [row[column.name] for row in table]

@@ -89,7 +89,11 @@ def parts(*tables: dict[str, Any]) -> Callable[[Path], str]:
 
 
 CASES: dict[str, tuple[Callable[[Path], str], dict[str, Any], str]] = {
-    "no target": (table(x=X, y=X), {}, "data.target: got 'label'; allowed: a column of "),
+    "no target": (
+        table(x=X, y=X),
+        {},
+        "data.target: got 'label' (the default); allowed: a column of ",
+    ),
     "a target without values": (
         table(x=X, label=pa.array([None] * N)),
         {},

@@ -180,6 +180,12 @@ def test_the_programs_of_the_readme_run(out: Path, tmp_path: Path) -> None:
         assert labels == example["label"].tolist()
     assert lines[0] == "output_,label,probability"
     assert len(lines) == 4
+    (folder / "other.csv").write_text("a,b\n1,2\n")
+    refused = subprocess.run(
+        [sys.executable, file.name, "other.csv"], cwd=folder, capture_output=True, text=True
+    )
+    assert refused.returncode == 1
+    assert refused.stderr == "other.csv: has no columns output, colour, which the model reads\n"
     with subprocess.Popen(
         [sys.executable, serve.name, "0"],
         cwd=folder,
