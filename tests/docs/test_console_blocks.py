@@ -25,6 +25,7 @@ SLOW = [
         "how-to/estimates.md",
         "tutorial/own-table.md",
         "how-to/predict.md",
+        "tutorial/classes.md",
         "tutorial/images-and-model.md",
     )
 ]
