@@ -37,9 +37,11 @@ def show_validation(found: Validation) -> None:
 def _show_rows(one: Expectation) -> None:
     """The first rows that fail an expectation, without the figures about their labels."""
     names = [name for name in one.sample_rows[0] if name != "index" and target_of(name) is None]
-    count = f"{one.unexpected_count:,} rows" if one.unexpected_count is not None else "rows"
+    count = one.unexpected_count
+    which = "row that fails" if count == 1 else "first rows that fail"
+    of = f" of {count:,}" if count is not None and count > 1 else ""
     where = f"{one.column}, " if one.column else ""
-    console.out.print(f"{where}{_phrase(one)}: the first of {count} that fail", markup=False)
+    console.out.print(f"{where}{_phrase(one)}: the {which}{of}", markup=False)
     console.table(
         "",
         ("row", *names),
