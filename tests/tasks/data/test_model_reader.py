@@ -7,6 +7,7 @@ from pathlib import Path
 import doors
 import numpy as np
 import pytest
+import torch
 
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.data.model_reader import ModelReader, schema_of_model
@@ -43,6 +44,12 @@ def dataset(uri, part, width=3):
 def build_model(width=3):
     return torch.nn.Linear(width, 2)
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_precision() -> None:
+    """Ranks that other tests run in this process leave the default type of their precision."""
+    torch.set_default_dtype(torch.float32)
 
 
 def files(folder: Path, source: str = SOURCE) -> tuple[ModelSpec, DataSpec]:
