@@ -12,11 +12,13 @@ _BATCH, _CHANNELS, _SIZE = 32, 64, 8
 def measure_after_sum(rank: int) -> float:
     """Seconds by which a step takes longer after a sum, on rank 0; 0 on the other rank.
 
-    A rank that waits for a sum lets others use its core, so the next step starts with cold caches,
-    and threads that sum may interrupt it. The time hardly depends on the step's length. Both ranks
-    call this, in a process group of two. Rounds alternate: rank 0 steps while rank 1 waits, then
-    both step and sum their gradients; only steps are timed. The result is the median of the rounds'
-    differences, because the machine's own speed drifts between rounds.
+    The time hardly depends on the step's length. Probable causes: a rank that waits for a sum lets
+    others use its core, so the next step starts with cold caches, and threads that sum interrupt
+    it.
+
+    Both ranks call this, in a process group of two. Rounds alternate: rank 0 steps while rank 1
+    waits, then both step and sum their gradients; only steps are timed. The result is the median of
+    the rounds' differences, because the machine's own speed drifts between rounds.
     """
     import torch
     import torch.distributed as dist

@@ -46,7 +46,7 @@ class Link(FrozenModel):
         default=0.0,
         ge=0,
         description="how much longer a training step takes after a sum with another rank of this "
-        "machine, whose caches are cold then; 0 if not measured",
+        "machine; 0 if not measured",
     )
 
     def time(self, messages: float, volume_bytes: float) -> Interval:

@@ -15,7 +15,6 @@ the bytes of their values. The time that ranks wait for one another is not inclu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,12 +22,9 @@ from pydantic import Field
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots, line_through
 from trainwright.estimator.frozen_model import FrozenModel
-from trainwright.estimator.quantiles import NINETY, TEN_TO_NINETY
 from trainwright.estimator.structure import Structure
 
 _TENSORS_PER_LAYER = 2  # weight and bias; for a structure that does not count them
-MOST_LASTING_DRIFT = 1.0
-"""An assumption: on a busy machine an interval grows to a factor of 1.9 either way, if it was 1."""
 _BATCH_NORM = "aten.native_batch_norm"
 
 
@@ -106,27 +102,6 @@ def in_training(
             "loop_s": added,
             "time_knots": Knots(sizes=sizes, values=tuple(times)),
             "step_time_s": line_through(sizes, times),
-        }
-    )
-
-
-def at_another_time(curve: DeviceCurve, drift: float) -> DeviceCurve:
-    """The curve with the interval of a step at another time than that of the calibration.
-
-    `drift` is how much the machine's speed spread meanwhile, (p90 - p10) / median. The speed in a
-    training is assumed to differ from the calibrated one by as much: as for a normal distribution,
-    σ = drift / 2.56, independent of the error that the curve's interval already states. A spread
-    above MOST_LASTING_DRIFT is that of moments, over which a training averages.
-    """
-    width = NINETY * min(drift, MOST_LASTING_DRIFT) / TEN_TO_NINETY
-
-    def wider(factor: float) -> float:
-        return math.exp(math.hypot(math.log(factor), width))
-
-    return curve.model_copy(
-        update={
-            "low_factor": 1 / wider(curve.low_factor),
-            "high_factor": wider(curve.high_factor),
         }
     )
 

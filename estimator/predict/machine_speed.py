@@ -1,16 +1,21 @@
-"""The speed of a machine at one time, from kernels that are always the same. Loads no torch."""
+"""The speed of a machine at one time, and what its drift means for predictions. Loads no torch."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
 from pydantic import Field
 
+from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.frozen_model import FrozenModel
+from trainwright.estimator.quantiles import NINETY, TEN_TO_NINETY
 
 SENTINEL_FLOPS = 3 * 2 * 160**3
 SENTINEL_CALLS = 90
+MOST_LASTING_DRIFT = 1.0
+"""An assumption: on a busy machine an interval grows to a factor of 1.9 either way, if it was 1."""
 
 
 class Speed(FrozenModel):
@@ -50,3 +55,24 @@ class Speed(FrozenModel):
             memory_s=statistics.median(one.memory_s for one in seen),
             calls_s=statistics.median(one.calls_s for one in seen),
         )
+
+
+def at_another_time(curve: DeviceCurve, drift: float) -> DeviceCurve:
+    """The curve with the interval of a step at another time than that of the calibration.
+
+    `drift` is how much the machine's speed spread meanwhile, (p90 - p10) / median. The speed in a
+    training is assumed to differ from the calibrated one by as much: as for a normal distribution,
+    σ = drift / 2.56, independent of the error that the curve's interval already states. A spread
+    above MOST_LASTING_DRIFT is that of moments, over which a training averages.
+    """
+    width = NINETY * min(drift, MOST_LASTING_DRIFT) / TEN_TO_NINETY
+
+    def wider(factor: float) -> float:
+        return math.exp(math.hypot(math.log(factor), width))
+
+    return curve.model_copy(
+        update={
+            "low_factor": 1 / wider(curve.low_factor),
+            "high_factor": wider(curve.high_factor),
+        }
+    )

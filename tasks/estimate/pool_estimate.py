@@ -11,7 +11,8 @@ from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.predict.correction import FinishedRun, learn
-from trainwright.estimator.predict.loop_cost import at_another_time, in_training
+from trainwright.estimator.predict.loop_cost import in_training
+from trainwright.estimator.predict.machine_speed import at_another_time
 from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.infra.memory_limit import usable_memory_bytes

@@ -33,6 +33,7 @@ def test_a_measured_link_is_written_and_predicts_its_own_samples(tmp_path: Path)
     # A wide range of plausible bandwidths.
     assert 1e6 < link.bandwidth_bytes_per_s < 1e12
     assert link.latency_s < 0.1
+    assert 0 <= link.after_sum_s < 1
     assert all_reduce(link, 32 << 20, 2).median > all_reduce(link, 1 << 10, 2).median
     assert [one.name for one in out.parent.iterdir()] == ["link.json"]
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.loop_cost import (
-    MOST_LASTING_DRIFT,
     LoopCost,
     LoopWork,
-    at_another_time,
     fit_loop,
     in_training,
     loop_work,
 )
+from trainwright.estimator.predict.machine_speed import MOST_LASTING_DRIFT, at_another_time
 from trainwright.estimator.structure import Layer, Operation, Structure
 
 COST = LoopCost(

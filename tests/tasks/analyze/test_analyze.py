@@ -193,30 +193,31 @@ def test_predicted_and_measured_values_have_an_error_and_whether_the_interval_he
     (own,) = [name for name in rows if name.startswith("own step time of here/cpu-1, ")]
     assert own.endswith(f", {run.read(Result).devices[1].batch_size} samples")
     assert rows[own]["predicted"] == pytest.approx(0.016)
+    curve = run.read(Estimate).find(run.read(Plan).devices[1])
+    assert curve is not None
+    assert curve.cores == 0.5  # at best as fast as on a whole core
+    assert rows[own]["low"] == pytest.approx(0.5 * 0.016 * curve.low_factor)
+
+
+def _with_duration(run: Run, **predicted: float) -> Result:
+    """The run's result, with another predicted duration."""
+    result = run.read(Result)
+    assert result.predicted is not None
+    changed = result.predicted.model_copy(update={"duration_s": Interval(**predicted)})
+    return result.model_copy(update={"predicted": changed})
 
 
 def test_a_configured_step_time_has_no_interval(store: str) -> None:
     run = finished_training(store)
-    result = run.read(Result)
-    assert result.predicted is not None
-    exact = result.predicted.model_copy(
-        update={"duration_s": Interval(median=25.0, low=25.0, high=25.0)}
-    )
-    rows = predicted_and_measured(
-        result.model_copy(update={"predicted": exact}), run.find(Estimate), run.find(Plan)
-    )
+    exact = _with_duration(run, median=25.0, low=25.0, high=25.0)
+    rows = predicted_and_measured(exact, run.find(Estimate), run.find(Plan))
     duration = next(row for row in rows if row["quantity"] == "duration")
     assert (duration["error"], duration["inside"]) == (pytest.approx(0.25), None)
 
 
 def test_an_interval_of_more_than_a_thousandfold_says_nothing(store: str) -> None:
     run = finished_training(store)
-    result = run.read(Result)
-    assert result.predicted is not None
-    wide = result.predicted.model_copy(
-        update={"duration_s": Interval(median=3e40, low=2.0, high=1e90)}
-    )
-    run.write(result.model_copy(update={"predicted": wide}))
+    run.write(_with_duration(run, median=3e40, low=2.0, high=1e90))
     rows = analyze(run).predicted_and_measured
     duration = next(row for row in rows if row["quantity"] == "duration")
     assert duration["inside"] is None
