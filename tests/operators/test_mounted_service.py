@@ -183,6 +183,7 @@ def test_the_page_appears_in_airflows_ui_behind_its_login_in_its_colours(
         assert [row[0] for row in rows] == [one["id"] for one in devices]
         inside.locator("text=What if").click()
         inside.locator("select[name=model]").select_option("file:cnn.py")
+        inside.locator("input[name=data]").fill("builtin:digits")
         inside.locator("button[type=submit]").click()
         inside.locator(
             "[role=alert] >> text=needs the right to start runs"
