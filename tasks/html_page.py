@@ -1,32 +1,36 @@
-"""Self-contained HTML pages: the report of a run, and that of rejected data."""
+"""Self-contained HTML pages in the browser's theme: reports of runs, rejected data, exports."""
 
 from __future__ import annotations
 
 from html import escape
 
-STYLE = """
-:root { --ink: #1d2733; --soft: #5b6875; --line: #dfe4ea; --back: #ffffff; --tile: #f5f7f9;
-  --good: #2a7d6f; --bad: #b23a48; }
-body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--ink);
-  background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
+from trainwright.tasks.plots import colours
+
+STYLE = (
+    colours.STYLE
+    + """
+body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--text);
+  background: var(--card); font: 15px/1.5 system-ui, sans-serif; }
+a { color: var(--accent); }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 40px 0 10px; }
-p { color: var(--soft); margin: 4px 0 12px; overflow-wrap: anywhere; }
+p { color: var(--muted); margin: 4px 0 12px; overflow-wrap: anywhere; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(160px, 1fr));
   gap: 12px; margin-top: 20px; }
-.tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; }
+.tile { background: var(--back); border-radius: 8px; padding: 12px 14px; }
 .tile b { display: block; font-size: 20px; }
-.tile span { color: var(--soft); font-size: 12px; }
+.tile span { color: var(--muted); font-size: 12px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
   font-size: 14px; }
-th { text-align: left; color: var(--soft); font-weight: 500; }
+th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
 td.figure, th.figure { text-align: right; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; } .wide.chart { margin-top: 16px; }
-summary { color: var(--soft); cursor: pointer; margin: 8px 0; }
+summary { color: var(--muted); cursor: pointer; margin: 8px 0; }
 svg { max-width: 100%; display: block; margin: 4px 0 18px; }
 table.confusion { width: auto; } .confusion td { padding: 3px 8px; text-align: right; }
 """
+)
 
 
 def html_page(title: str, body: str, head: str = "") -> str:

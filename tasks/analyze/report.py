@@ -6,6 +6,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.analyze.embedded_charts import library, places, script
 from trainwright.tasks.analyze.exports_section import exports_section
 from trainwright.tasks.analyze.report_charts import (
     framed,
@@ -17,7 +18,7 @@ from trainwright.tasks.analyze.report_charts import (
 )
 from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended
 from trainwright.tasks.analyze.step import compared
-from trainwright.tasks.html_page import STYLE, html_page, table, tiles
+from trainwright.tasks.html_page import html_page, table, tiles
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.report_figures import Report
@@ -44,9 +45,6 @@ def page(
     layout: str = "",
 ) -> str:
     """The page. All names that users chose are escaped; `layout` is HTML (`layout_section`)."""
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-
     charts: dict[str, Any] = {}
     if any(row["measured"] for row in report.predicted_and_measured):
         charts["predicted"] = ratios(report.predicted_and_measured)
@@ -66,12 +64,7 @@ def page(
     ]
     if len(history) > 1:
         charts["history"] = results(history[::-1], leading)
-    script, places = components(charts) if charts else ("", {})
-    chart = {
-        name: '<div class="wide chart" role="figure" '
-        f'aria-label="{escape(charts[name].title.text)}">{place}</div>'
-        for name, place in places.items()
-    }
+    chart = places(charts)
     sections = [
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),
@@ -89,13 +82,12 @@ def page(
         f"<h2>{compared(report.runs_compared).capitalize()}</h2>",
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
-    head = str(Resources(mode="inline", components=["bokeh"]).render())
-    return html_page(f"{run.job_name} {run.id}", "".join(sections) + script, head)
+    return html_page(f"{run.job_name} {run.id}", "".join(sections) + script(charts), library())
 
 
 def is_report(content: bytes) -> bool:
     """Whether a file's content is a report."""
-    return b"</title><style>" + STYLE[:16].encode() in content[:10_000]
+    return b"</title><style>\n:root {" in content[:10_000]
 
 
 def _percent(value: float | None, sign: bool = False) -> str:

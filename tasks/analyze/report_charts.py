@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.plots.colours import BACK, BLUE, GREEN, GREY, HUES, LINE, MUTED, PURPLE, TEXT
 from trainwright.tasks.spec.metric_names import SHARES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_COLOURS = ("#0b62b8", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
-_INK, _SOFT = "#1d2733", "#5b6875"
 _MOST_POINTS = 2000
 _ERRORS = ("rmse", "mae")
 _INITIALS = ("f1", "auc", *_ERRORS)
@@ -28,9 +27,13 @@ def _figure(title: str, left: int = _LEFT, **options: Any) -> Any:
 def _with_legend(shown: Any, place: str) -> Any:
     """The plot with its legend inside, where the curves leave room."""
     shown.legend.location = place
-    shown.legend.background_fill_alpha = 0.7
-    shown.legend.border_line_alpha = 0.3
+    _in_colours(shown.legend)
     return shown
+
+
+def _in_colours(legend: Any) -> None:
+    legend.label_text_color, legend.border_line_color = TEXT, LINE
+    legend.background_fill_color, legend.background_fill_alpha = BACK, 0.7
 
 
 def framed(shown: Any, left: int = _LEFT) -> Any:
@@ -42,15 +45,17 @@ def framed(shown: Any, left: int = _LEFT) -> Any:
     shown.toolbar.logo = None
     shown.toolbar.autohide, shown.toolbar_inner = True, True
     shown.min_border_left, shown.min_border_right = left, _RIGHT
-    shown.grid.grid_line_alpha = 0.4
-    shown.outline_line_color = None
-    shown.title.text_font_size, shown.title.text_color = "14px", _INK
+    shown.grid.grid_line_color = LINE
+    shown.background_fill_color = shown.border_fill_color = shown.outline_line_color = None
+    shown.title.text_font_size, shown.title.text_color = "14px", TEXT
     for axis in shown.axis:
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_font_size = axis.major_label_text_font_size = "13px"
-        axis.axis_label_text_color = axis.major_label_text_color = _SOFT
+        axis.axis_label_text_color = axis.major_label_text_color = MUTED
         axis.minor_tick_line_color = None
-        axis.axis_line_color = axis.major_tick_line_color = _SOFT
+        axis.axis_line_color = axis.major_tick_line_color = MUTED
+    if shown.legend:
+        _in_colours(shown.legend)
     return shown
 
 
@@ -60,7 +65,7 @@ def losses(epochs: list[dict[str, float | None]]) -> Any:
     values = [value for row in epochs for name in names if (value := row.get(name)) is not None]
     scale = "log" if values and min(values) > 0 else "linear"
     shown = _by_epoch("Loss by epoch", "loss", y_axis_type=scale)
-    for name, colour in zip(names, (_COLOURS[5], _COLOURS[0]), strict=False):
+    for name, colour in zip(names, (GREY, BLUE), strict=False):
         words = "training" if name == "train_loss" else "validation"
         _curve(shown, epochs, name, colour, words)
     return _with_legend(shown, "top_right") if names else shown
@@ -77,7 +82,7 @@ def validation_metrics(epochs: list[dict[str, float | None]]) -> Any:
         return None
     shown = _by_epoch("Validation by epoch", "share" if shares else "error")
     _grouped(shown.yaxis)
-    for name, colour in zip(names, (_COLOURS[2], _COLOURS[0], _COLOURS[4]), strict=False):
+    for name, colour in zip(names, (GREEN, BLUE, PURPLE), strict=False):
         dash = "dashed" if name == "f1" else "solid"  # it may cover the accuracy
         _curve(shown, epochs, name, colour, _words(name), dash)
     return _with_legend(shown, "bottom_right" if shares else "top_right")
@@ -140,13 +145,11 @@ def ratios(rows: list[dict[str, Any]]) -> Any:
         names,
         [row["high"] / row["measured"] for row in known],
         names,
-        color=_COLOURS[5],
+        color=GREY,
         line_width=3,
     )
-    shown.scatter(
-        [row["predicted"] / row["measured"] for row in known], names, color=_COLOURS[0], size=8
-    )
-    shown.add_layout(Span(location=1, dimension="height", line_color=_COLOURS[2], line_width=1))
+    shown.scatter([row["predicted"] / row["measured"] for row in known], names, color=BLUE, size=8)
+    shown.add_layout(Span(location=1, dimension="height", line_color=GREEN, line_width=1))
     return shown
 
 
@@ -161,7 +164,7 @@ def step_times(steps: pd.DataFrame) -> Any:
         thin = rows.iloc[:: max(1, len(rows) // _MOST_POINTS)]
         times = (thin["compute_s"] * 1e3).tolist()
         highest = max(highest, float((rows["compute_s"] * 1e3).quantile(0.98)))
-        colour = _COLOURS[place % len(_COLOURS)]
+        colour = HUES[place % len(HUES)]
         shown.scatter(
             thin["step"].tolist(), times, size=3, color=colour, alpha=0.6, legend_label=str(device)
         )
@@ -180,6 +183,6 @@ def results(rows: list[dict[str, Any]], metric: str) -> Any:
     _whole(shown.xaxis)
     _grouped(shown.yaxis)
     x = list(range(1, len(rows) + 1))
-    shown.line(x, [row["result"] for row in rows], color=_COLOURS[0], width=1)
-    shown.scatter(x, [row["result"] for row in rows], color=_COLOURS[0], size=7)
+    shown.line(x, [row["result"] for row in rows], color=BLUE, width=1)
+    shown.scatter(x, [row["result"] for row in rows], color=BLUE, size=7)
     return shown

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from trainwright.tasks.export.readme import takes_single_columns
 from trainwright.tasks.html_page import html_page, table, tiles
+from trainwright.tasks.plots.colours import BACK, MUTED
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.export_report import CallTime, ExportReport
 from trainwright.tasks.units import seconds, size
@@ -93,22 +94,23 @@ def picture(report: ExportReport, schema: DataSchema) -> str:
         left = 1 + number * (_BOX_WIDTH + _GAP)
         parts.append(
             f'<rect x="{left}" y="1" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="8" '
-            'fill="#f5f7f9" stroke="#8d99ae"/>'
+            f'fill="{BACK}" stroke="#8d99ae"/>'
             f'<text x="{left + 12}" y="24" font-weight="600">{escape(title)}</text>'
         )
         parts += [
-            f'<text x="{left + 12}" y="{46 + 18 * row}" fill="#5b6875">{escape(line)}</text>'
+            f'<text x="{left + 12}" y="{46 + 18 * row}" fill="{MUTED}">{escape(line)}</text>'
             for row, line in enumerate(lines[:3])
         ]
         if number:
             middle = _BOX_HEIGHT / 2
             parts.append(
                 f'<path d="M{left - _GAP + 4} {middle}h{_GAP - 14}m-7 -5l8 5l-8 5" fill="none" '
-                'stroke="#5b6875" stroke-width="1.5"/>'
+                f'stroke="{MUTED}" stroke-width="1.5"/>'
             )
     return (
         f'<svg viewBox="0 0 {width} {_BOX_HEIGHT + 2}" width="{width}" '
-        f'font-family="system-ui, sans-serif" font-size="13" role="img">'
+        f'font-family="system-ui, sans-serif" font-size="13" '
+        'role="img" aria-label="the way of a row">'
         f"{''.join(parts)}</svg>"
     )
 

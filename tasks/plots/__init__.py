@@ -1,1 +1,4 @@
-"""Parts of plots as SVG: `plot_axis` maps values to pixels, `plot_shapes` are lines and texts."""
+"""Parts of plots as SVG, in the colours of the service's page.
+
+`plot_axis` maps values to pixels, `plot_shapes` are lines and texts, `colours` has both themes.
+"""

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
 
+from trainwright.tasks.plots.colours import CARD, TEXT
+
 CHARACTER = 6.6
 """Width of a character of text, on average: 0.6 of its height."""
 Point = tuple[float, float]
-INK, GRID = "#1d2733", "#dfe4ea"
 
 
 class Drawing(NamedTuple):
@@ -26,8 +27,8 @@ def svg(drawing: Drawing) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" '
-        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="{INK}">'
-        f'<rect width="{width}" height="{height}" fill="white"/>{content}</svg>\n'
+        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="{TEXT}">'
+        f'<rect width="{width}" height="{height}" fill="{CARD}"/>{content}</svg>\n'
     )
 
 
@@ -96,6 +97,6 @@ def text(
     more += f' fill="{colour}"' if colour else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
-        f'paint-order="stroke" stroke="white" stroke-width="3" stroke-linejoin="round"{more}>'
+        f'paint-order="stroke" stroke="{CARD}" stroke-width="3" stroke-linejoin="round"{more}>'
         f"{escape(words)}</text>"
     )

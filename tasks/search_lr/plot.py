@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from trainwright.tasks.plots.colours import BLUE, GREEN, GREY, PINK
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 
 
@@ -44,14 +45,14 @@ def chart(search: LearningRateSearch, curve: str) -> Any:
         x,
         [getattr(point, curve) for point in search.points],
         size=4,
-        color="#9aa5b1",
+        color=GREY,
         legend_label="each step",
     )
     shown.line(
         x,
         [getattr(point, f"smoothed_{curve}") for point in search.points],
         width=2,
-        color="#0b62b8",
+        color=BLUE,
         legend_label="smoothed",
     )
     for fit in search.fits:
@@ -61,7 +62,7 @@ def chart(search: LearningRateSearch, curve: str) -> Any:
             shown.line(
                 along,
                 np.polyval(fit.coefficients, np.log10(along)),
-                color="#d1495b",
+                color=PINK,
                 line_dash=dash,
                 width=1.5,
                 legend_label=fit.kind,
@@ -73,13 +74,13 @@ def chart(search: LearningRateSearch, curve: str) -> Any:
             [one.loss for one in tried],
             size=9,
             marker="diamond",
-            color="#2a9d8f",
+            color=GREEN,
             legend_label="trials",
         )
     low, high = search.interval
-    shown.add_layout(BoxAnnotation(left=low, right=high, fill_alpha=0.12, fill_color="#2a9d8f"))
+    shown.add_layout(BoxAnnotation(left=low, right=high, fill_alpha=0.12, fill_color=GREEN))
     shown.add_layout(
-        Span(location=search.learning_rate, dimension="height", line_color="#2a9d8f", line_width=2)
+        Span(location=search.learning_rate, dimension="height", line_color=GREEN, line_width=2)
     )
     smoothed = [getattr(point, f"smoothed_{curve}") for point in search.points]
     middle = smoothed[: max(1, len(smoothed) * 9 // 10)]

@@ -23,8 +23,9 @@ from trainwright.tasks.allocate.timeline.lanes import (
 )
 from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import SimulatedPlan
+from trainwright.tasks.plots.colours import CARD, LINE, MUTED, TEXT
 from trainwright.tasks.plots.plot_axis import Axis
-from trainwright.tasks.plots.plot_shapes import CHARACTER, GRID, INK, Drawing, line, svg, text
+from trainwright.tasks.plots.plot_shapes import CHARACTER, Drawing, line, svg, text
 from trainwright.tasks.units import plain, seconds, size
 
 WIDTH = 1080
@@ -33,7 +34,6 @@ _COMPUTE, _TRANSFER, _GAP, _MEASURED = 20, 13, 13, 20
 """Heights of the lanes, the space below a rank, and that for the lane of a measured step."""
 _LEAST = 2.5
 """Pixels: shorter actions are joined with their neighbours."""
-_SOFT = "#5b6875"
 _COLOURS = {
     "forward": "#6baed6",
     "input-gradient": "#fdae6b",
@@ -41,14 +41,14 @@ _COLOURS = {
     BACKWARD: "#f16913",
     "recompute": "#c6dbef",
     "update": "#756bb1",
-    WAIT: "#eceff2",
+    WAIT: LINE,
     "sum": "#31a354",
     "gather": "#41b6c4",
     "exchange": "#c994c7",
     "scatter-sum": "#dd1c77",
     "average": "#b7950b",
-    "agree": "#636363",
-    "send": "#08519c",
+    "agree": "#737373",
+    "send": "#2171b5",
 }
 _OTHER = "#969696"
 _DARK = (BACKWARD, "weight-gradient", "update", "sum", "scatter-sum", "average", "agree")
@@ -130,16 +130,16 @@ def _head(
     parts, y = [text(12, 22, "one step, rank by rank", size=13)], 22
     for row in textwrap.wrap(" ".join(words), int((WIDTH - 24) / CHARACTER)):
         y += 17
-        parts.append(text(12, y, row, colour=_SOFT))
+        parts.append(text(12, y, row, colour=MUTED))
     return parts, y
 
 
 def _axis(axis: Axis, top: int, bottom: int) -> Iterator[str]:
     for value, label in axis.ticks():
         x = axis.at(value)
-        yield line((x, top - 8), (x, bottom), GRID)
-        yield text(x, bottom + 14, label, "middle", colour=_SOFT)
-        yield text(x, top - 12, label, "middle", colour=_SOFT)
+        yield line((x, top - 8), (x, bottom), LINE)
+        yield text(x, bottom + 14, label, "middle", colour=MUTED)
+        yield text(x, top - 12, label, "middle", colour=MUTED)
     yield text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 32, "time since the step began, ms", "middle")
 
 
@@ -157,7 +157,7 @@ def _rank(
     name = _cut(f"{rank}: {device.id}", _LEFT - 20)
     yield f"<g><title>{escape(_about(simulated, rank))}</title>"
     yield text(12, top + 13, name)
-    yield text(12, top + 28, f"batch {device.batch_size}", colour=_SOFT) + "</g>"
+    yield text(12, top + 28, f"batch {device.batch_size}", colour=MUTED) + "</g>"
     yield from _lane(compute, axis, top, _COMPUTE, labels=True)
     yield from _lane(transfers, axis, top + _COMPUTE + 1, _TRANSFER, labels=False)
     below = top + _COMPUTE + _TRANSFER + 2
@@ -165,7 +165,7 @@ def _rank(
     step_s = simulated.step.step_s or 1.0
     x, sent = WIDTH - _RIGHT + 12, simulated.step.sent_bytes[rank]
     yield text(x, top + 13, f"computes {plain(100 * spent['compute'] / step_s, 2)} %")
-    yield text(x, top + 28, f"sends {size(sent)}", colour=_SOFT)
+    yield text(x, top + 28, f"sends {size(sent)}", colour=MUTED)
     if simulated.layout.has_stages:
         yield from _memory(simulated, measured, rank, x, top + 34)
 
@@ -183,11 +183,11 @@ def _memory(
     title = f"memory: {size(need)} planned of {size(limit)}"
     title += f", {size(peak)} measured" if peak is not None else ""
     yield f"<g><title>{escape(title)}</title>"
-    for part, colour in ((1.0, GRID), (min(1.0, need / limit), _COLOURS["forward"])):
+    for part, colour in ((1.0, LINE), (min(1.0, need / limit), _COLOURS["forward"])):
         yield f'<rect x="{x}" y="{top}" width="{width * part:.1f}" height="6" fill="{colour}"/>'
     if peak is not None:
         at = x + width * min(1.0, peak / limit)
-        yield line((at, top - 1), (at, top + 7), INK)
+        yield line((at, top - 1), (at, top + 7), TEXT)
     yield "</g>"
 
 
@@ -202,13 +202,13 @@ def _lane(bars: Sequence[Bar], axis: Axis, top: int, height: int, *, labels: boo
         width = max(0.6, end - begin)
         shape = (
             f'<rect x="{begin:.2f}" y="{top}" width="{width:.2f}" height="{height}" '
-            f'fill="{_COLOURS.get(bar.kind, _OTHER)}" stroke="white" '
+            f'fill="{_COLOURS.get(bar.kind, _OTHER)}" stroke="{CARD}" '
             f'stroke-width="{0.5 if width > 3 else 0}">'
             f"<title>{escape(bar.title)}</title></rect>"
         )
         label = bar.label if labels and bar.kind != WAIT else ""
         if label and CHARACTER * 0.85 * len(label) + 6 < width:
-            colour = "white" if bar.kind in _DARK else INK
+            colour = "white" if bar.kind in _DARK else "black"  # in any theme
             shape += (
                 f'<text x="{(begin + end) / 2:.1f}" y="{top + 14}" text-anchor="middle" '
                 f'font-size="10" fill="{colour}" pointer-events="none">{escape(label)}</text>'
@@ -227,7 +227,7 @@ def _legend(kinds: set[str], top: int, *, measured: bool) -> tuple[list[str], in
             x, y = 12.0, y + 20
         parts.append(
             f'<rect x="{x:.1f}" y="{y - 10}" width="14" height="12" '
-            f'fill="{_COLOURS.get(kind, _OTHER)}" stroke="{GRID}"/>'
+            f'fill="{_COLOURS.get(kind, _OTHER)}" stroke="{LINE}"/>'
         )
         parts.append(text(x + 20, y, words))
         x += width + 14
@@ -236,14 +236,14 @@ def _legend(kinds: set[str], top: int, *, measured: bool) -> tuple[list[str], in
         "Upper lane of a rank: what it computes, or waits for. Lower lane: what is on the wire. "
         "A name or number in a bar is a layer's."
     )
-    parts.append(text(12, y, about, colour=_SOFT))
+    parts.append(text(12, y, about, colour=MUTED))
     y += 16
     about = "Bars too short to draw are joined; rest the pointer on one to see its layers."
-    parts.append(text(12, y, about, colour=_SOFT))
+    parts.append(text(12, y, about, colour=MUTED))
     if measured:
         y += 16
         about = "Lowest lane: the passes of a measured step, each rank's by its own clock."
-        parts.append(text(12, y, about, colour=_SOFT))
+        parts.append(text(12, y, about, colour=MUTED))
     return parts, y + 16
 
 

@@ -11,6 +11,7 @@ from trainwright.tasks.export.circuits import integer_model
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
 from trainwright.tasks.export.circuits.pipelined import PipelinedCircuit
 from trainwright.tasks.export.circuits.sequential import SequentialCircuit
+from trainwright.tasks.plots.colours import BACK, MUTED
 from trainwright.tasks.runs.artefacts.export_report import ExportReport
 
 _WIDTH, _HEIGHT, _GAP = 168, 74, 30
@@ -73,7 +74,7 @@ def picture(model: IntegerModel) -> str:
     for number, (title, size, bits) in enumerate(boxes):
         left = 1 + number * (_WIDTH + _GAP)
         parts.append(
-            f'<rect x="{left}" y="1" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#f5f7f9" '
+            f'<rect x="{left}" y="1" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="{BACK}" '
             'stroke="#8d99ae"/>'
         )
         for row, text in enumerate((title, size.strip(), bits)):
@@ -82,11 +83,12 @@ def picture(model: IntegerModel) -> str:
         if number:
             parts.append(
                 f'<path d="M{left - _GAP + 4} {_HEIGHT / 2}h{_GAP - 8}m-6 -4l6 4l-6 4" '
-                'fill="none" stroke="#5b6875" stroke-width="1.5"/>'
+                f'fill="none" stroke="{MUTED}" stroke-width="1.5"/>'
             )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT + 2}" '
-        f'width="{width}" font-family="system-ui, sans-serif" font-size="12" role="img">'
+        f'width="{width}" font-family="system-ui, sans-serif" font-size="12" '
+        'role="img" aria-label="the layers">'
         f"{''.join(parts)}</svg>\n"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks.plots.colours import BLUE, MUTED
 from trainwright.tasks.runs.artefacts.data_profile import (
     Categories,
     ColumnProfile,
@@ -22,7 +23,7 @@ MOST_CATEGORIES = 8
 _TAIL = 0.01
 """Share of the rows at either end of the numbers that the first and the last bar contain."""
 _WIDTH, _HEIGHT, _LINE = 360, 90, 16
-_NOW, _REFERENCE = "#0b62b8", "#b4bdc7"
+_NOW, _REFERENCE = BLUE, "#b4bdc7"
 
 
 def histogram(now: ColumnProfile, reference: ColumnProfile) -> Histogram | None:
@@ -119,12 +120,12 @@ def picture(shown: Histogram) -> str:
         ]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + _LINE}" width="{_WIDTH}" '
-        f'role="img">{"".join(bars)}{"".join(labels)}</svg>'
+        f'role="img" aria-label="shares of the values">{"".join(bars)}{"".join(labels)}</svg>'
     )
 
 
 def _label(text: str, x: float, anchor: str) -> str:
     return (
         f'<text x="{x:.1f}" y="{_HEIGHT + _LINE - 3}" text-anchor="{anchor}" font-size="11" '
-        f'fill="#5b6875">{escape(text)}</text>'
+        f'fill="{MUTED}">{escape(text)}</text>'
     )

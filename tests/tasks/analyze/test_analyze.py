@@ -39,8 +39,16 @@ from trainwright.tasks.analyze.history import (
 from trainwright.tasks.analyze.prediction_check import predicted_and_measured
 from trainwright.tasks.analyze.report_charts import validation_metrics
 from trainwright.tasks.cli.main import app
+from trainwright.tasks.plots.colours import BLUE, COLOURS, DARK, LINE, MUTED, TEXT
+from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Histogram
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
+from trainwright.tasks.runs.artefacts.learning_rate_search import (
+    CurveFit,
+    LearningRatePoint,
+    LearningRateSearch,
+    LearningRateTrial,
+)
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.report_figures import Report
 from trainwright.tasks.runs.artefacts.training_result import (
@@ -49,6 +57,7 @@ from trainwright.tasks.runs.artefacts.training_result import (
     EarlyStop,
     Result,
 )
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.store import save_model, seal, verify
 
@@ -344,19 +353,71 @@ def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     assert f"{report.devices[0]['samples']:,}" in page.text
 
 
-@pytest.mark.slow
-def test_axe_finds_nothing_to_refuse_in_the_report(store: str, tmp_path: Path) -> None:
-    run = finished_training(store)
+def fully_reported(store: str) -> Run:
+    """A run, the second of its job, whose report has each chart and picture."""
+    _, run = (finished_training(store, "small", number) for number in (1, 2))
+    points = [
+        LearningRatePoint(learning_rate=rate, loss=loss, smoothed_loss=loss)
+        for rate, loss in ((0.001, 2.0), (0.01, 1.0), (0.1, 3.0))
+    ]
+    fit = CurveFit(
+        curve="loss", kind="polynomial", coefficients=[1.0, 0.0], low=0.001, high=0.1, r2=0.9
+    )
+    trial = LearningRateTrial(learning_rate=0.01, loss=0.9, steps=10)
+    ramp = {"source": "searched", "points": points, "fits": [fit], "trials": [trial]}
+    run.write(run.read(LearningRateSearch).model_copy(update=ramp))
+    shares = Histogram(ordered=False, labels=["a", "b"], now=[0.75, 0.25], reference=[0.5, 0.5])
+    column = ColumnDrift(
+        column="colour",
+        drifted=True,
+        statistic="psi",
+        value=0.3,
+        threshold=0.1,
+        values={"psi": 0.3},
+        thresholds={"psi": 0.1},
+        histogram=shares,
+    )
+    drift = Drift(reference=store, columns=[column])
+    run.write(run.read(Validation).model_copy(update={"drift": drift}))
+    for artefact in plan_and_estimate(HEAVY):
+        run.write(artefact)
     run.write(recommendation())
     write_export(run)
     analyze(run, store)
+    return run
+
+
+def test_each_colour_of_a_chart_has_a_dark_one(store: str) -> None:
+    run = fully_reported(store)
+    page = run.objects.get("report/report.html").decode()
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page)
+    assert found is not None
+    drawn = {item["target_id"] for item in json.loads(found[1])}
+    names = ("predicted", "losses", "validation", "steps", "ramp", "history")
+    assert drawn == {f"chart-{name}" for name in names}
+    assert all(f'id="{target}"' in page for target in drawn)
+    used = set(re.findall(r'"(#[0-9a-fA-F]{6})"', found[1]))
+    assert {TEXT, MUTED, LINE, BLUE} <= used <= DARK.keys()
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_to_refuse_in_the_report_in_either_theme(
+    store: str, tmp_path: Path
+) -> None:
+    run = fully_reported(store)
     file = tmp_path / "report.html"
     file.write_bytes(run.objects.get("report/report.html"))
     with browser() as chromium:
         page = chromium.new_page()
         page.goto(file.as_uri())
-        page.wait_for_selector(".bk-Figure")
-        assert refused_by_axe(page) == []
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            ink = getattr(COLOURS["text"], theme)
+            page.wait_for_function(
+                "ink => Bokeh.documents.at(-1)?.roots()[0].title.text_color == ink", arg=ink
+            )
+            page.wait_for_selector(".bk-Figure")
+            assert refused_by_axe(page) == [], theme
 
 
 def test_the_layout_is_on_the_page_by_layer_with_others_and_a_step(store: str) -> None:

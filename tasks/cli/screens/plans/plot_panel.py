@@ -12,10 +12,10 @@ from html import escape
 from typing import Literal, NamedTuple
 
 from trainwright.tasks.cli.screens.quantities import TIMES, unit_of
+from trainwright.tasks.plots.colours import BLUE, CARD, LINE
 from trainwright.tasks.plots.plot_axis import Axis
 from trainwright.tasks.plots.plot_shapes import (
     CHARACTER,
-    GRID,
     Box,
     Point,
     boxes_around,
@@ -35,9 +35,9 @@ Quantity = Literal["energy", "cost"]
 Style = Literal["plan", "front", "missed", "rival", "missed rival"]
 COLOURS: dict[Style, str] = {
     "plan": "#d1495b",
-    "front": "#0b62b8",
+    "front": BLUE,
     "missed": "#8d99ae",
-    "rival": "#0b62b8",
+    "rival": BLUE,
     "missed rival": "#8d99ae",
 }
 
@@ -78,7 +78,7 @@ class Limit(NamedTuple):
 def symbol(style: Style, x: float, y: float, title: str = "") -> str:
     """A point's symbol: filled if it is on the front, larger if it is the plan."""
     colour, on_front = COLOURS[style], style in ("plan", "front", "missed")
-    fill = colour if on_front else "white"
+    fill = colour if on_front else CARD
     inside = f"<title>{escape(title)}</title>" if title else ""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if style == "plan" else 4}" fill="{fill}" '
@@ -157,11 +157,11 @@ class Panel:
         right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
         for value, label in self._x.ticks():
             x = self._x.at(value)
-            yield line((x, _TOP), (x, bottom), GRID)
+            yield line((x, _TOP), (x, bottom), LINE)
             yield text(x, bottom + 16, label, "middle")
         for value, label in self._y.ticks():
             y = self._y.at(value)
-            yield line((_LEFT, y), (right, y), GRID)
+            yield line((_LEFT, y), (right, y), LINE)
             yield text(_LEFT - 6, y + 4, label, "end")
         yield text(_LEFT, 20, self._title, size=13)
         middle = (_TOP + bottom) / 2
