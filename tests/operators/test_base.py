@@ -162,5 +162,7 @@ def test_an_export_without_its_packages_fails_without_a_retry(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else there(name)
     )
-    with pytest.raises(AirflowFailException, match=r"^not_installed: .*packages onnxruntime; install"):
+    with pytest.raises(
+        AirflowFailException, match=r"^not_installed: .*packages onnxruntime; install"
+    ):
         ExportOperator(task_id="export", run=run.uri).execute(context("r1"))
