@@ -23,11 +23,13 @@ from pydantic import BaseModel
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.run_status import Manifest, RunState, Status
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.metric_names import leading_metric
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore
 
@@ -59,6 +61,8 @@ class RunRow(BaseModel):
     updated_at: str | None = None
     seconds: float = 0.0
     metrics: dict[str, float] = {}
+    leading_metric: str | None = None
+    """the metric that stands for the model: the job's target, if it names one"""
     predicted_duration_s: Interval | None = None
     duration_s: float | None = None
     predicted_energy_j: Interval | None = None
@@ -199,9 +203,10 @@ def row_of(run: Run) -> RunRow | None:
         result = run.find(Result)
     except CorruptArtefact:
         return RunRow(run=run.uri, id=run.id, job=run.job_name, state="damaged")
-    plan = None
+    plan = job = None
     with contextlib.suppress(CorruptArtefact):  # the row is useful without it
         plan = run.find(Plan) if result is None else None
+        job = run.find(RunJob) if result is not None else None
     row = RunRow(
         run=run.uri,
         id=run.id,
@@ -223,9 +228,11 @@ def row_of(run: Run) -> RunRow | None:
     if plan is not None:
         found |= {"devices": len(plan.devices), "global_batch_size": plan.global_batch_size}
     if result is not None:
+        target = job.train.target if job is not None else None
         found |= {
             "stored": run.has(Manifest),
             "metrics": result.metrics,
+            "leading_metric": leading_metric(result.metrics, target.metric if target else None),
             "duration_s": result.measured.duration_s,
             "energy_j": result.measured.energy_j,
             "cost": result.measured.cost,

@@ -113,7 +113,7 @@ def _table(documents: list[dict[str, Any]]) -> RenderableType:
         (
             str(one["job"]),
             _state(one),
-            _one_metric(one["metrics"]),
+            _result(one),
             _age(str(one["id"])),
             units.coarse(one["seconds"]),
             str(one["id"]),
@@ -146,12 +146,12 @@ def _age(identifier: str) -> str:
     return units.coarse(age_s)
 
 
-def _one_metric(metrics: dict[str, float]) -> str:
-    from trainwright.tasks.spec.metric_names import leading_metric
+def _result(one: dict[str, Any]) -> str:
+    """The metric that stands for the model, by its name."""
     from trainwright.tasks.units import metric
 
-    name = leading_metric(metrics)
-    return f"{name} {metric(metrics[name])}" if name else ""
+    name = one["leading_metric"]
+    return f"{name.replace('_', ' ')} {metric(one['metrics'][name])}" if name else ""
 
 
 def _watch(found: Callable[[], list[dict[str, Any]]]) -> None:

@@ -26,7 +26,7 @@ from trainwright.tasks.runs.exports import exported_file
 from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.spec.metric_names import better_is, leading_metric
+from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.summary import summary
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
@@ -231,7 +231,7 @@ def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
         and row.duration_s
         and not says_nothing(guess.low, guess.high)
     ]
-    metric = leading_metric(done[0].metrics) if done else None
+    metric = done[0].leading_metric if done else None
     results = [row.metrics[metric] for row in done if metric is not None and metric in row.metrics]
     best = max if metric is not None and better_is(metric) == "greater" else min
     return {

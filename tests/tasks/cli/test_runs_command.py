@@ -11,7 +11,7 @@ from pathlib import Path
 
 import doors
 import pytest
-from finished_run import begin_run
+from finished_run import begin_run, write_outcome
 
 COMMAND = [sys.executable, "-m", "trainwright.tasks.cli.main"]
 
@@ -31,7 +31,9 @@ def command(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def store(home: Path, tmp_path: Path) -> str:
     uri = (tmp_path / "store").as_uri()
     begin_run(uri, "old", 1).note(state="failed", step="train")
-    begin_run(uri, "old", 2).note(state="success", step=None)
+    trained = begin_run(uri, "old", 2, target={"metric": "f1", "value": 0.8})
+    write_outcome(trained, metrics={"accuracy": 0.9, "loss": 0.4, "f1": 0.875})
+    trained.note(state="success", step=None)
     between = begin_run(uri, "between", 2)
     between.note(state="running", step=None)
     between.work_path.mkdir(parents=True)
@@ -66,6 +68,7 @@ def test_in_80_columns_job_and_state_come_first_and_nothing_is_cut_off(store: st
     lines = command("runs", "--store", store).stdout.splitlines()
     assert lines[1].split() == ["job", "state", "result", "age", "took", "run"]
     assert max(map(len, lines)) <= 80
+    assert [line for line in lines if "f1 0.8750" in line]  # the target of its job
     assert [line.split()[-1][-6:] for line in lines[2:] if line.split()] == ["abcdef"] * 5
     assert all(line.split()[0] in ("young", "between", "old") for line in lines[2:] if line.split())
 

@@ -6,13 +6,20 @@ from pathlib import Path
 
 import doors
 import pytest
-from finished_run import begin_run, finished_training
+from finished_run import begin_run, finished_training, write_outcome
 from plans import TWO, plan
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs import listing
-from trainwright.tasks.runs.listing import Listing
+from trainwright.tasks.runs.listing import Listing, RunRow, row_of
+from trainwright.tasks.runs.run import Run
+
+
+def found(run: Run) -> RunRow:
+    row = row_of(run)
+    assert row is not None
+    return row
 
 
 @pytest.fixture
@@ -39,6 +46,21 @@ def test_a_run_is_listed_with_its_current_state(
     run.note(state="running")
     assert [row.state for row in found.page(10).runs] == ["running"]
     found.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "leads"),
+    [(None, "accuracy"), ({"metric": "log_loss", "value": 0.3}, "log_loss")],
+)
+def test_the_jobs_target_leads_a_rows_metrics(
+    tmp_path: Path, target: dict[str, object] | None, leads: str
+) -> None:
+    run = begin_run(tmp_path.as_uri(), "small", 1, target=target)
+    assert found(run).leading_metric is None
+    write_outcome(run, metrics={"accuracy": 0.9, "loss": 0.2, "log_loss": 0.25})
+    assert found(run).leading_metric == leads
+    run.objects.put("job.json", b"{")  # the metrics are there all the same
+    assert found(run).leading_metric == "accuracy"
 
 
 @pytest.mark.usefixtures("always")

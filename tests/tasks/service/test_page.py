@@ -96,7 +96,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.objects.put("report/report.html", b"<h1>report</h1>")
     checked = run.read(Validation)
     run.write(checked.model_copy(update={"drift": drifted(store)}))
-    laid_out = finished_training(store, "laid", 0)
+    laid_out = finished_training(store, "laid", 0, target={"metric": "loss", "value": 0.1})
     hostile = [dense_layer(SCRIPT, 64, 64) if one.name == "fc7" else one for one in HEAVY]
     plan, estimate = plan_and_estimate(hostile)
     laid_out.write(with_limits(plan))
@@ -234,6 +234,12 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
     assert [(row[1], row[5], row[8], row[10]) for row in rows] == [
         (one["job"], _shown(one["duration_s"]), _shown(one["energy_j"]), one["id"]) for one in runs
     ]
+    results = dict(
+        page.locator('table[aria-label="Runs"] tbody tr').evaluate_all(
+            "rows => rows.map((row) => [row.cells[1].textContent, row.cells[3].textContent])"
+        )
+    )
+    assert (results["laid"], results["small"]) == ("loss 0.2000", "accuracy 0.9200")
     for one in runs[1:3]:
         page.check(f'input[value="{one["job"]}/{one["id"]}"]')
     page.click("text=Compare 2")
@@ -370,7 +376,9 @@ def test_the_page_shows_the_apis_history(tab: Watched, address: str) -> None:
         )
         for one in jobs
     ]
-    assert "accuracy 0.9500" in page.inner_text('table[aria-label="Jobs"]')
+    jobs_shown = page.inner_text('table[aria-label="Jobs"]')
+    assert "accuracy 0.9600" in jobs_shown
+    assert "loss 0.2000" in jobs_shown
 
 
 def test_curves_and_events_update_during_training(tab: Watched, home: Path) -> None:

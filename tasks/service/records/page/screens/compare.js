@@ -15,7 +15,7 @@ export async function show(root, { fields }, signal) {
   else await history(root, fields.get("job"), signal);
 }
 
-const best = (one) => (one.best === null ? null : { text: `${one.best_metric} ${metric(one.best).text}`, value: one.best });
+const best = (one) => (one.best === null ? null : { text: `${one.best_metric.replaceAll("_", " ")} ${metric(one.best).text}`, value: one.best });
 
 async function history(root, job, signal) {
   const found = await get(`history?${query({ job })}`, signal);

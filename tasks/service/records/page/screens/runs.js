@@ -9,14 +9,8 @@ const COLUMNS = [["compare", null], ["job", "name"], ["state", "name"], ["result
 
 export const NO_RUNS = "There are no runs yet: `trainwright run JOB` makes one.";
 
-// As `leading_metric` in tasks/spec/metric_names.py.
-const leading = (metrics) => [...FIRST, ...Object.keys(metrics).filter((one) => !one.includes("loss")), "loss"].find((one) => one in metrics);
-const FIRST = ["accuracy", "f1", "auc", "rmse", "mae"];
-
-export const better = (metrics) => {
-  const name = leading(metrics);
-  return name ? { text: `${name} ${metric(metrics[name]).text}`, value: metrics[name] } : null;
-};
+// The metric that stands for the run's model.
+const result = ({ leading_metric: name, metrics }) => (name ? { text: `${name.replaceAll("_", " ")} ${metric(metrics[name]).text}`, value: metrics[name] } : null);
 
 export async function show(root, { fields }, signal, failed) {
   const dag = fields.get("dag") ?? ""; // a job's own DAG, or `retrain`
@@ -69,7 +63,7 @@ function cells(run, chosen) {
   return [
     h("input", { type: "checkbox", name: "compare", value: name, "aria-label": `Compare ${name}`, checked: chosen.has(name) }),
     h("a", { href: `#/run/${name}` }, run.job),
-    h("span", {}, badge(run.state, run.stored ?? true), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null), better(run.metrics),
+    h("span", {}, badge(run.state, run.stored ?? true), run.step ? h("span", { class: "muted" }, `  ${run.step}`) : null), result(run),
     moment(run.started_at), seconds(run.duration_s), interval(guess, seconds),
     errorOf(guess, run.duration_s),
     joules(run.energy_j), run.devices === null ? null : whole(run.devices),
