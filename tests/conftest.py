@@ -23,7 +23,7 @@ from trainwright.infra.background_process import stop
 from trainwright.infra.lock import locked
 from trainwright.infra.s3_server import S3Access, s3_service, start_s3
 from trainwright.tasks import extract
-from trainwright.tasks.data import model_reader
+from trainwright.tasks.data import model_schema
 from trainwright.tasks.estimate import calibrate, link
 from trainwright.tasks.spec.pool import load_pool
 
@@ -158,7 +158,7 @@ def _shared_sandboxes() -> Iterator[None]:
     """One sandbox server traces all models of this process, and one reads data for all."""
     servers = SharedServers()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (extract, model_reader):
+        for module in (extract, model_schema):
             patch.setattr(module, "call", servers.call)
         yield
     servers.close()

@@ -73,7 +73,7 @@ def predicted(
     Checks for an impossible job first, before it reads data or measures. Raises BadInput.
     """
     from trainwright.tasks.data import dataset
-    from trainwright.tasks.data.model_reader import schema_of_model
+    from trainwright.tasks.data.model_schema import schema_of_model
     from trainwright.tasks.data.sources import localized
 
     if job.model is None:

@@ -53,7 +53,7 @@ class DataSpec(Document):
     missing: Literal["auto", "refuse", "keep"] = Field(
         default="auto",
         description="missing values of a table's inputs: refused, or kept as NaN and code 0; auto: "
-        "refused if the job names a model, else kept",
+        "refused if the job names a model, else kept; with reader: model, keep permits NaN",
     )
     ignore: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(),
@@ -102,7 +102,7 @@ class DataSpec(Document):
     reader: Literal["trainwright", "model"] = Field(
         default="trainwright",
         description="who reads the data; model: the function dataset(uri, part, **config) of the "
-        "model's source, and the data is not checked",
+        "model's source, and no suite checks the data",
     )
     expectations: str | None = Field(
         default=None,

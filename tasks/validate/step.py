@@ -23,7 +23,7 @@ _NAMED = 20
 def work(context: RunContext) -> Reference:
     """Check the run's data. Raises DataRejected, after storing the result, if it fails."""
     from trainwright.tasks.data.dataset import say_changes
-    from trainwright.tasks.data.model_reader import schema_in_sandbox
+    from trainwright.tasks.data.model_schema import schema_in_sandbox
     from trainwright.tasks.data.sources import content_sha256, localized
     from trainwright.tasks.validate.check import failure_line, validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift
@@ -171,7 +171,7 @@ def validate_job(job: Job, settings: Settings, *, forget_kept_suite: bool = Fals
     With `forget_kept_suite` that suite is removed first.
     """
     from trainwright.tasks.data.dataset import say_changes
-    from trainwright.tasks.data.model_reader import schema_of_model
+    from trainwright.tasks.data.model_schema import schema_of_model
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
     from trainwright.tasks.validate.drift.reference_profile import find_reference, with_drift

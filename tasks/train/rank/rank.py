@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -117,7 +118,8 @@ class Rank(RankUpdates):
         `order` holds the epoch's rows; the first `begin` of them are done. If the plan accumulates
         gradients, the share is split into micro-batches. They add up to the gradient of the joint
         batch unless a sample's loss depends on other samples: batch normalisation uses the
-        statistics of a micro-batch over all ranks.
+        statistics of a micro-batch over all ranks. Raises BadInput if the loss is not finite
+        because of a sample.
         """
         started, waited = time.perf_counter(), self.collective.wait_s
         self.computing_since = time.monotonic() if self._updated else None
@@ -178,6 +180,8 @@ class Rank(RankUpdates):
         os.sched_yield()
         self.actions.done(None, "agree")
         sums = StepSums.of(summed[: len(head)])
+        if not math.isfinite(sums.loss):
+            self._require_finite_rows(order)
         began_s = self._own_clock_s()
         with self._within_memory():  # of the factors of all ranks
             self._layout.finish()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.train.batch.sampling import own_places, shares
 from trainwright.tasks.train.pipeline.stage_passes import StagePasses
 from trainwright.tasks.train.rank.batch_loader import BatchTensors
@@ -38,6 +39,21 @@ class RankRows(Replica):
             following = self._following(len(order), begin + total)
             self._loaded = self.loader.batch(order, self._places, following)
         return self._micro_batches(self._batch_size, total)
+
+    def _require_finite_rows(self, order: Any) -> None:
+        """Raise BadInput for the first of the step's rows with a value that is NaN or infinite.
+
+        To be called if the loss is not finite. Only what a model's source reads may have such
+        values: other data is validated whole.
+        """
+        reads = self._stage is None or self._stage.reads_rows
+        if isinstance(self.dataset, ModelReader) and reads and self._batch_size:
+            self._require_finite(self.dataset, order[slice(*self._places)], self._loaded)
+
+    def _require_finite(self, reader: ModelReader, rows: Any, batch: BatchTensors) -> None:
+        inputs, targets = batch
+        arrays = {name: one.numpy() for name, one in inputs.items()}
+        reader.require_finite(rows, arrays, targets.numpy())
 
     def _following(self, rows: int, begin: int) -> list[tuple[int, int]]:
         """The places of this rank's rows in the next steps of the epoch, if the split stays.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.train.batch.sampling import shares
 from trainwright.tasks.train.rank.rank_passes import RankPasses
 from trainwright.tasks.train.rank.validation_metrics import ValidationMetrics, naive_error, sums_of
@@ -23,7 +26,10 @@ class RankValidation(RankPasses):
 
     @torch.no_grad()
     def validate(self) -> ValidationMetrics:
-        """Loss and the task's metrics on the held-out rows, split over the ranks."""
+        """Loss and the task's metrics on the held-out rows, split over the ranks.
+
+        Raises BadInput if the loss is not finite because of a sample.
+        """
         parts = shares(len(self.validation_rows), self.split)
         begin = sum(parts[: self._sharer])
         rows = self.validation_rows[begin : begin + parts[self._sharer]]
@@ -54,6 +60,8 @@ class RankValidation(RankPasses):
         self._join_others(batches, parts)
         self.model.train()
         loss, correct, count = self.collective.sum_(figures, "validation").tolist()
+        if not math.isfinite(loss):
+            self._require_finite_validation(rows, size)
         metrics = {"loss": loss / count}
         if self.classifies:
             metrics["accuracy"] = correct / count
@@ -62,6 +70,13 @@ class RankValidation(RankPasses):
         sums.vector = self.collective.sum_(sums.vector.cpu(), "metrics")
         found = sums.found(count)
         return ValidationMetrics({**metrics, **found.metrics, **metrics}, found.by_class)
+
+    def _require_finite_validation(self, rows: Any, size: int) -> None:
+        """Raise BadInput for the first of this rank's rows with a value that is not finite."""
+        if isinstance(self.dataset, ModelReader):
+            for begin in range(0, len(rows), size):
+                part = rows[begin : begin + size]
+                self._require_finite(self.dataset, part, self.loader.rows(part))
 
     def _join_others(self, batches: int, parts: Sequence[int]) -> None:
         """Take part in the other ranks' batches of a validation, if layers are sharded.

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from trainwright.estimator.trace import source as model_source
-from trainwright.tasks.data.model_reader import ModelReader, schema_of_model
+from trainwright.tasks.data import model_schema
+from trainwright.tasks.data.model_reader import ModelReader
+from trainwright.tasks.data.model_schema import schema_of_model
 from trainwright.tasks.data.sources import content_sha256, localized
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
@@ -123,7 +125,29 @@ def test_a_source_may_make_its_own_batches(tmp_path: Path) -> None:
         ("self.numbers[place]", "self.numbers[99]", "sample 0 of the part train raised IndexError"),
         ('["even", "odd"]', "None", "got text-classification, but the dataset has no attribute"),
         ("number % 2\n", "number / 2\n", "targets are float64; allowed: int64 numbers of classes"),
-        ("(self.width,)", "(self.width, len(self))", "training and validation have different shap"),
+        (
+            "(self.width,)",
+            "(self.width, len(self))",
+            r"data: sample 0 of the part validation: inputs is Tensor \(5, 4\) float32, but "
+            r"Tensor \(5, 16\) float32 in sample 0 of the part train; allowed: samples alike, or a",
+        ),
+        (
+            "float(number))",
+            "float(number) if number != 31 else torch.nan)",
+            r"data: sample 11 of the part train: inputs: 5 of 5 values are NaN; allowed: finite "
+            r"ones; data\.missing: keep permits NaN",
+        ),
+        (
+            "(self.width,)",
+            "(self.width - place // 7,)",
+            r"data: sample \d+ of the part train: inputs is Tensor \([43],\) float32, but Tensor "
+            r"\(5,\) float32 in sample 0 of the part train; allowed: samples alike, or a collate",
+        ),
+        (
+            "number % 2\n",
+            "None if number == 30 else number % 2\n",
+            "data: sample 10 of the part train: targets is None, but a value of type int in sample",
+        ),
         ("open(uri)", "open('/etc/shadow')", "raised (FileNotFound|Permission)Error"),
     ],
 )
@@ -134,6 +158,44 @@ def test_a_source_that_reads_badly_gives_one_line(
     with pytest.raises(BadInput, match=said) as caught:
         schema(tmp_path, SOURCE.replace(old, new), task="text-classification")
     assert "\n" not in str(caught.value)
+
+
+OWN_COLLATE = """
+
+def collate(samples):
+    return torch.stack([one for one, _ in samples]), torch.tensor([two for _, two in samples])
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("(self.width,)", "(self.width, len(self))", "training and validation have different shap"),
+        (
+            "(self.width,)",
+            "(self.width - (place == 1),)",
+            r"model\.source: collate raised RuntimeError: .*; sample 1 of the part train: inputs "
+            r"is Tensor \(4,\) float32, but Tensor \(5,\) float32 in sample 0 of the part train$",
+        ),
+    ],
+)
+def test_a_collate_of_the_source_says_itself_what_failed(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        schema(tmp_path, SOURCE.replace(old, new) + OWN_COLLATE)
+
+
+def test_missing_values_may_be_kept_and_a_slow_source_is_looked_at_briefly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOURCE.replace("float(number))", "float(number) if number != 31 else torch.nan)")
+    assert schema(tmp_path, source, missing="keep").train_rows == 16
+    data = reader(tmp_path)
+    with pytest.raises(BadInput, match="sample 11 of the part train: inputs: 5 of 5"):
+        model_schema.derived_schema(data, "")
+    monkeypatch.setattr(model_schema, "_LOOK_S", 0.0)
+    assert model_schema.derived_schema(data, "").train_rows == 16
 
 
 def test_data_that_differs_from_the_validated_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A training on data that the model's source reads equals the one on the same data read by us."""
+"""A training on data that the model's source reads: as on the same data read by us, bad samples."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from pathlib import Path
 
 import doors
 import numpy as np
+import pytest
 from training_case import MODEL, NO_SPARE, request
 
 from trainwright.tasks.data.dataset import load
-from trainwright.tasks.data.model_reader import schema_of_model
+from trainwright.tasks.data.model_schema import schema_of_model
 from trainwright.tasks.data.sources import localized
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.data_spec import DataSpec
-from trainwright.tasks.train import train
+from trainwright.tasks.train import TrainRequest, train
 
 READER = """
 import numpy as np
@@ -37,30 +39,51 @@ def dataset(uri, part):
 """
 
 
+def write_digits(file: Path, bad_part: str | None = None) -> None:
+    """The digits in a file that `READER` reads; sample 17 of a part has two values that are NaN."""
+    digits = load(DataSpec(uri="builtin:digits"))
+    inputs, labels = digits.batch(np.arange(digits.schema.rows))
+    parts = {"train": digits.split.train, "validation": digits.split.validation}
+    arrays = {"images": inputs["inputs"], "labels": labels, **parts}
+    if bad_part is not None:
+        arrays["images"][arrays[bad_part][17], 0, :2, 3] = np.nan
+    with file.open("wb") as opened:
+        np.savez(opened, **arrays)
+
+
+def by_reader(asked: TrainRequest, file: Path) -> TrainRequest:
+    """The same training on data that the model's source reads from a file."""
+    Path(asked.source_folder, "net.py").write_text(MODEL + READER)
+    spec = localized(DataSpec(uri=str(file), reader="model"), doors.settings())
+    assert asked.job.model is not None
+    keeping = spec.model_copy(update={"missing": "keep"})  # so that training meets them
+    schema = schema_of_model(asked.job.model, keeping, doors.settings())
+    assert schema.task == "image-classification"
+    job = asked.job.model_copy(update={"data": spec})
+    return asked.model_copy(update={"job": job, "schema_": schema})
+
+
 def test_two_ranks_train_the_same_model(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    digits = load(DataSpec(uri="builtin:digits"))
-    inputs, labels = digits.batch(np.arange(digits.schema.rows))
-    arrays = {"images": inputs["inputs"], "labels": labels}
-    parts = {"train": digits.split.train, "validation": digits.split.validation}
-    np.savez(tmp_path / "own.data", **arrays, **parts)
-    (tmp_path / "own.data.npz").rename(tmp_path / "own.data")
-
+    write_digits(tmp_path / "own.data")
     models = []
     for name in ("ours", "theirs"):
         folder = tmp_path / name
         asked = request(folder, [40, 20], backend="torch", **NO_SPARE)
         if name == "theirs":
-            (folder / "source" / "net.py").write_text(MODEL + READER)
-            given = DataSpec(uri=str(tmp_path / "own.data"), reader="model")
-            spec = localized(given, doors.settings())
-            assert asked.job.model is not None
-            schema = schema_of_model(asked.job.model, spec, doors.settings())
-            assert schema.task == "image-classification"
-            job = asked.job.model_copy(update={"data": spec})
-            asked = asked.model_copy(update={"job": job, "schema_": schema})
+            asked = by_reader(asked, tmp_path / "own.data")
         step = train(asked).steps
         models.append(load_file(folder / f"run/checkpoints/step-{step:08d}/model.safetensors"))
     ours, theirs = models
     assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_sample_that_makes_the_loss_nan_is_named(tmp_path: Path, part: str) -> None:
+    file = tmp_path / "own.data"
+    write_digits(file, bad_part=part)
+    asked = by_reader(request(tmp_path / "run", [40, 20], backend="torch", **NO_SPARE), file)
+    said = f"data: sample 17 of the part {part}: inputs: 2 of 64 values are NaN; allowed: finite"
+    with pytest.raises(BadInput, match=said):
+        train(asked)
