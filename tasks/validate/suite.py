@@ -2,9 +2,10 @@
 
 It is strict about what holds for any data: nothing missing or infinite, at least two classes with
 two rows each, at least ten rows, one image size if it is one. It has slack where later data may
-differ: ranges may grow by their width on either side; means may move by half a standard deviation
-(in small data by four standard errors of the difference of two means); each class must be at least
-a quarter as frequent as the rarest class was.
+differ: ranges may grow by their width on either side, but not over zero if no value was on its
+other side; means may move by half a standard deviation (in small data by four standard errors of
+the difference of two means); each class must be at least a quarter as frequent as the rarest class
+was.
 """
 
 from __future__ import annotations
@@ -132,13 +133,15 @@ def _column_expectations(column: ColumnSummary, least: float = -math.inf) -> lis
         if deviation > rounding
         else slack
     )
+    least = max(least, 0.0) if low >= 0 else least
+    greatest = 0.0 if high <= 0 and low < 0 else math.inf
     return [
-        _config(expectation, column=name, **_bounds(lowest, most))
-        for expectation, lowest, most in (
-            ("expect_column_values_to_be_between", max(least, low - slack), high + slack),
-            ("expect_column_mean_to_be_between", max(least, mean - drift), mean + drift),
+        _config(expectation, column=name, **_bounds(max(least, lower), min(greatest, upper)))
+        for expectation, lower, upper in (
+            ("expect_column_values_to_be_between", low - slack, high + slack),
+            ("expect_column_mean_to_be_between", mean - drift, mean + drift),
         )
-        if math.isfinite(lowest) and math.isfinite(most)
+        if math.isfinite(lower) and math.isfinite(upper)
     ]
 
 
