@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -119,7 +120,11 @@ def show(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="a run's id or URI")],
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", help="save the run's report to a file"),
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="save the run's report to a file; of rejected data, its page",
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -153,17 +158,21 @@ def show(
         from trainwright.tasks.cli.output import check_output
 
         check_output(report, "--report", "run's report", is_report)
-        try:
-            content = chosen.objects.get("report/report.html")
-        except FileNotFoundError:
-            raise BadInput(
-                f"{chosen.uri}: has no report yet; `trainwright analyze RUN` writes one"
-            ) from None
-        write_named(report, with_exports(content, chosen), "--report")
+        write_named(report, with_exports(_report(chosen), chosen), "--report")
         console.err.print(f"saved to {report}")
     if plot is not None:
         _draw_plan(chosen, plot)
     print_run(summary(chosen), settings, as_json=as_json, everything=everything)
+
+
+def _report(chosen: Run) -> bytes:
+    """A run's report, or the page of its rejected data. Raises BadInput if it has neither."""
+    from trainwright.tasks.runs.artefacts.validation import REJECTION
+
+    for key in ("report/report.html", REJECTION):
+        with contextlib.suppress(FileNotFoundError):
+            return chosen.objects.get(key)
+    raise BadInput(f"{chosen.uri}: has no report yet; `trainwright analyze RUN` writes one")
 
 
 def _draw_plan(chosen: Run, plot: Path) -> None:

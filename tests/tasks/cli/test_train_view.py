@@ -218,6 +218,15 @@ def test_a_searched_learning_rate_has_an_interval_and_a_given_one_has_none(
     assert capsys.readouterr().err.splitlines() == [line]
 
 
+def test_a_failed_step_says_where_the_page_of_rejected_data_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = {"kind": "data_rejected", "message": "bad", "page": "file:///r/x/1/rejection.html"}
+    Watch()({"event": "step", "name": "validate", "state": "failed", "error": error})
+    lines = ["validate   failed", "page       file:///r/x/1/rejection.html"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_an_epoch_of_a_regression_shows_its_error(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"train_loss": 0.4, "loss": 0.5, "rmse": 23249.7, "mae": 812.25, "r2": 0.61}
     Watch()({"event": "epoch", "epoch": 0, "epochs": 9, **figures})

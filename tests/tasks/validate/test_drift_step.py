@@ -10,8 +10,10 @@ import doors
 import numpy as np
 import pytest
 from command_line import run
+from typer.testing import CliRunner
 
 from trainwright.tasks import progress
+from trainwright.tasks.cli.main import app
 from trainwright.tasks.errors import BadInput, DataRejected
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts.run_status import Manifest
@@ -101,6 +103,9 @@ def test_a_second_run_with_shifted_data_warns_fails_or_ignores_it(
     shown = page.read_text()
     assert "column &#x27;a&#x27;: mean shift in standard deviations" in shown
     assert "<svg" in shown
+    saved = tmp_path / "saved.html"
+    done = CliRunner().invoke(app, ["show", page.parent.as_uri(), "--report", str(saved)])
+    assert (done.exit_code, saved.read_text()) == (0, shown)
 
     assert validated_run(tmp_path, drift="off").read(Validation).drift is None
 

@@ -118,6 +118,8 @@ class Watch:
         if event["state"] == "failed":
             stopped = event["error"]["kind"] == Interrupted.kind
             err.print(f"[bold]{name:<10}[/] {'stopped' if stopped else '[red]failed[/]'}")
+            if "page" in event["error"]:  # of rejected data
+                self._line(f"page       {event['error']['page']}")
         elif name != "release":
             summary = chain.step(name).summary(event["summary"])
             self._line(f"{name:<10} {event['seconds']:6.1f} s  {summary}")
