@@ -1,32 +1,12 @@
-"""The nodes of a pool that a cluster's queue gives out: their states, as the cluster says now."""
+"""Shows the nodes of a pool that a cluster's queue gives out."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from trainwright.tasks.cli.screens import console
-from trainwright.tasks.errors import ServiceUnreachable
-from trainwright.tasks.settings import Settings
-from trainwright.tasks.slurm.nodes import shown_nodes
-from trainwright.tasks.slurm.slurm_commands import options
-from trainwright.tasks.spec.pool import Pool
 
 _NAMES_SHOWN = 8
-
-
-def cluster_state(pool: Pool, settings: Settings) -> dict[str, Any]:
-    """`cluster` of `pool --json`: nodes of its partitions; None if unknown, and why."""
-    state: dict[str, Any] = {"engine": pool.engine, "nodes": None, "unknown": ""}
-    if pool.engine != "slurm":
-        return state | {"unknown": "the cluster is asked at training only"}
-    asked = [options(pool, host, settings).partition for host in pool.hosts]
-    partitions = [] if None in asked else [name for one in asked for name in (one or "").split(",")]
-    try:
-        nodes = [one for one in shown_nodes(settings) if one.offers(partitions)]
-    except ServiceUnreachable as error:
-        return state | {"unknown": str(error)}
-    fields = ("name", "state", "partitions", "cpus", "cpus_allocated", "memory_mib", "gpus")
-    return state | {"nodes": [{name: getattr(one, name) for name in fields} for one in nodes]}
 
 
 def show_cluster(cluster: dict[str, Any]) -> None:

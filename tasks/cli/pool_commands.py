@@ -25,9 +25,9 @@ def pool(
     `trainwright pool probe` finds the devices of this machine or of hosts, for a pool file.
     """
     from trainwright.tasks import units
-    from trainwright.tasks.cli.pool_cluster import cluster_state, show_cluster
+    from trainwright.tasks.cli.pool_cluster import show_cluster
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.leases.pool_status import pool_document
+    from trainwright.tasks.leases.pool_status import cluster_state, pool_document
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import load_pool
 

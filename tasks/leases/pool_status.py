@@ -1,13 +1,16 @@
-"""The current state of a pool: its devices' windows, their holders, and the queue."""
+"""The current state of a pool: windows of its devices, holders, queue; the nodes of a cluster."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
+from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.slurm.nodes import shown_nodes
+from trainwright.tasks.slurm.slurm_commands import options
 from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.spec.windows import next_change, seconds_left
 
@@ -48,6 +51,24 @@ def pool_document(pool: Pool, settings: Settings) -> dict[str, Any]:
         if one.wanted & names
     ]
     return {"pool": pool.name, "engine": pool.engine, "devices": documents, "queue": queue}
+
+
+def cluster_state(pool: Pool, settings: Settings) -> dict[str, Any]:
+    """`cluster` of `pool --json`: nodes of its partitions; None if unknown, and why.
+
+    Waits for Slurm's answer. Raises BadInput if the settings about Slurm are wrong.
+    """
+    state: dict[str, Any] = {"engine": pool.engine, "nodes": None, "unknown": ""}
+    if pool.engine != "slurm":
+        return state | {"unknown": "the cluster is asked at training only"}
+    asked = [options(pool, host, settings).partition for host in pool.hosts]
+    partitions = [] if None in asked else [name for one in asked for name in (one or "").split(",")]
+    try:
+        nodes = [one for one in shown_nodes(settings) if one.offers(partitions)]
+    except ServiceUnreachable as error:
+        return state | {"unknown": str(error)}
+    fields = ("name", "state", "partitions", "cpus", "cpus_allocated", "memory_mib", "gpus")
+    return state | {"nodes": [{name: getattr(one, name) for name in fields} for one in nodes]}
 
 
 def _window(available: str | None, now: datetime) -> dict[str, Any]:

@@ -105,6 +105,26 @@ class WaitingHost(BaseModel):
     message: str
 
 
+class ClusterNode(BaseModel):
+    """A node of a cluster, as the cluster says."""
+
+    name: str
+    state: str
+    partitions: list[str]
+    cpus: int
+    cpus_allocated: int
+    memory_mib: int
+    gpus: list[tuple[str, int]]
+
+
+class ClusterState(BaseModel):
+    """The nodes that a pool may ask for, as its cluster said within a minute; or why not known."""
+
+    engine: PoolEngine
+    nodes: list[ClusterNode] | None
+    unknown: str
+
+
 class PoolState(BaseModel):
     """`trainwright pool --json`, and hosts in a cluster's queue."""
 
@@ -113,6 +133,7 @@ class PoolState(BaseModel):
     devices: list[DeviceState]
     queue: list[Waiting]
     waiting_hosts: list[WaitingHost]
+    cluster: ClusterState | None
 
 
 class ServedNames(BaseModel):

@@ -6,7 +6,7 @@
 | POST /recommendations | run | as `recommend --json` |
 | POST /estimates | read; run with `model` | as `estimate --json` |
 | POST /structures | run | structure.json, as `extract --json` |
-| GET /pool?name=… | read | as `pool --json` |
+| GET /pool?name=… | read | as `pool --json`, with hosts that runs wait for |
 | GET /pools | read | the names of pools and models in the served folders |
 | GET /devices | read | the known device types |
 | GET /runs?limit=&after=&job=&holder= | read | runs, newest first |

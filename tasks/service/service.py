@@ -17,10 +17,11 @@ from trainwright.infra.sandbox import SandboxLimits
 from trainwright.tasks.allocate.preview import held_devices
 from trainwright.tasks.errors import BadInput, Infeasible, from_document
 from trainwright.tasks.extract import batch_spec
-from trainwright.tasks.leases.pool_status import pool_document
+from trainwright.tasks.leases.pool_status import cluster_state, pool_document
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Caller
+from trainwright.tasks.service.cluster_states import ClusterStates
 from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
 from trainwright.tasks.service.compute.bounded_work import BoundedWork, Cache, content_key
 from trainwright.tasks.service.compute.model_tracer import ModelTracer
@@ -78,6 +79,7 @@ class Service:
         self.served = ServedFiles(settings, folders)
         self.records = Records(settings)
         self.tensorboards = TensorBoards()
+        self._clusters = ClusterStates(partial(cluster_state, settings=settings))
         self._cache = Cache(capacity.cache_bytes)
         self._work = BoundedWork(capacity.at_once, capacity.waiting)
         self.tracer = ModelTracer(
@@ -220,16 +222,21 @@ class Service:
         return await self._computed(asked | {"call": "recommend", "structures": structures}, 0.0)
 
     async def pool(self, name: str | None) -> bytes:
-        """`trainwright pool --json`, and the hosts that runs wait for. Raises NotFound."""
+        """`trainwright pool --json`, and the hosts that runs wait for. Raises NotFound.
+
+        A cluster that is slow does not delay it (`ClusterStates`).
+        """
         try:
             pool = await asyncio.to_thread(self.served.pool, name)
         except NotServed as error:
             raise NotFound(str(error)) from None
         document = await asyncio.to_thread(pool_document, pool, self._settings)
-        hosts = []
+        hosts, cluster = [], None
         if name is not None and pool.engine != "ssh":
-            hosts = await self.records.waiting_hosts(Path(name).stem)
-        return json.dumps(document | {"waiting_hosts": hosts}).encode()
+            hosts, cluster = await asyncio.gather(
+                self.records.waiting_hosts(Path(name).stem), self._clusters.of(name, pool)
+            )
+        return json.dumps(document | {"waiting_hosts": hosts, "cluster": cluster}).encode()
 
     async def served_names(self) -> bytes:
         """The pools and models in the served folders, and the layouts that a job may name."""

@@ -41,6 +41,15 @@ from trainwright.tasks.train.record.journal import StepJournal
 
 SCRIPT = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 LAID_OUT = "run/laid/20260101T000000Z-abcdef"
+# In the place of a Slurm cluster's command: what it printed of three nodes.
+SCONTROL = """\
+#!/bin/sh
+for node in "c1 4 ALLOCATED" "c2 0 IDLE" "c3 0 IDLE"; do
+  set -- $node
+  echo "NodeName=$1 CPUAlloc=$2 CPUTot=4 ActiveFeatures=(null) Gres=(null) RealMemory=1 \
+State=$3 Partitions=work"
+done
+"""
 JOB = {"name": "j", "data": {"uri": "builtin:digits"}}
 SCREENS = {
     "pool": "pool",
@@ -134,9 +143,16 @@ def address(home: Path) -> Iterator[str]:
     hosts_of_slurm = [{"name": "node", "count": 2, "devices": [{"type": "cpu", "cores": 2}]}]
     cluster = {"name": "lab", "engine": "slurm", "hosts": hosts_of_slurm}
     (pools / "cluster.yaml").write_text(json.dumps(cluster))
+    kubernetes = {"engine": "kubernetes", "kubernetes": {"image": "train:1"}}
+    (pools / "pods.yaml").write_text(json.dumps(cluster | kubernetes))
     (pools / "windows.yaml").write_text(json.dumps({"name": "windows", "hosts": hosts}))
+    programs = home / "bin"
+    programs.mkdir()
+    (programs / "scontrol").write_text(SCONTROL)
+    (programs / "scontrol").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_POOLS", str(pools))
+        patch.setenv("PATH", str(programs), prepend=":")
         with serving(home) as found:
             yield found
 
@@ -215,6 +231,13 @@ def test_the_page_shows_a_clusters_devices_and_the_hosts_that_runs_wait_for(
     assert [row[-1] for row in values(page, "Devices that a run may ask for")] == [
         "asked of Slurm when a run trains"
     ] * len(state["devices"])
+    assert [one["name"] for one in state["cluster"]["nodes"]] == ["c1", "c2", "c3"]
+    page.wait_for_selector('table[aria-label="Slurm\'s nodes"]')
+    assert [row[:2] + row[3:] for row in values(page, "Slurm's nodes")] == [
+        ["allocated", "1", "work", "c1"],
+        ["idle", "2", "work", "c2, c3"],
+    ]
+    assert "0 of 8" in page.inner_text('table[aria-label="Slurm\'s nodes"]')
     (waits,) = values(page, "Hosts that runs wait for")
     assert (waits[0], waits[1], waits[4]) == ("node-2", f"{run.job_name}/{run.id}", said)
     assert tile(page, "waiting hosts") == "1"
@@ -224,6 +247,7 @@ def test_the_page_shows_a_clusters_devices_and_the_hosts_that_runs_wait_for(
     record({"event": "notice", "message": "came", "host": "node-2", "waits": False})
     page.wait_for_selector("text=No run is known to wait in Slurm's queue")
     run.note(state="failed")
+    tab.open("pool?pool=pods").wait_for_selector("text=Unknown: the cluster is asked at training")
 
 
 def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: str) -> None:

@@ -1,8 +1,10 @@
-// The pool: devices, their holders, the queue; of a cluster, the hosts that runs wait for.
+// The pool: devices, their holders, the queue; of a cluster, its nodes and the hosts that runs wait for.
 
 import { get, query } from "../api.js";
 import { alertOf, card, every, h, place, table, tiles } from "../dom.js";
 import { counted, ENGINES, moment, seconds, whole } from "../format.js";
+
+const NAMES_SHOWN = 8; // of alike nodes
 
 export async function show(root, { fields }, signal, failed) {
   const name = fields.get("pool") ?? "";
@@ -68,10 +70,29 @@ function cluster(state, windows) {
       state.devices.map((one) => [one.id, one.type, one.host, one.cores === null ? null : { text: String(one.cores), value: one.cores },
         ...(windows ? [one.available ?? "always"] : []),
         h("span", { class: "muted" }, one.available_now ? `asked of ${engine} when a run trains` : "closed now")]))),
+    card(`${engine}'s nodes`, state.cluster.nodes === null ? h("p", { class: "note" }, `Unknown: ${state.cluster.unknown}`)
+      : table(`${engine}'s nodes`, [["state", "name"], ["nodes", "number"], ["CPUs in use", "number"], ["partitions", "name"], ["names", "long"]],
+        alike(state.cluster.nodes))),
     card("Queue", waiting.length === 0 ? h("p", { class: "note" }, `No run is known to wait in ${engine}'s queue.`)
       : table("Hosts that runs wait for", [["host", "name"], ["run", "name"], ["holder", "long"], ["reported", "name"], ["what", "long"]],
         waiting.map((one) => [one.host, link(one.run), one.holder, moment(one.reported_at), one.message]))),
   ];
+}
+
+// Nodes by state and partitions, as `trainwright pool` lists them.
+function alike(nodes) {
+  const found = new Map();
+  for (const one of nodes) {
+    const key = `${one.state.toLowerCase()}|${one.partitions.join(", ")}`;
+    found.set(key, [...(found.get(key) ?? []), one]);
+  }
+  const sum = (those, name) => those.reduce((total, one) => total + one[name], 0);
+  return [...found].sort(([one], [other]) => (one < other ? -1 : 1)).map(([key, those]) => {
+    const [state, partitions] = key.split("|");
+    const rest = those.length - NAMES_SHOWN;
+    return [state, whole(those.length), { text: `${whole(sum(those, "cpus_allocated")).text} of ${whole(sum(those, "cpus")).text}`, value: sum(those, "cpus_allocated") },
+      partitions, those.slice(0, NAMES_SHOWN).map((one) => one.name).join(", ") + (rest > 0 ? ` and ${whole(rest).text} more` : "")];
+  });
 }
 
 // The holder of a device, or whether it is available.
