@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import doors
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from trainwright.infra.background_process import stop
 from trainwright.infra.s3_server import S3Access, s3_service, start_s3
+from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore, checked_key, get_verified, sha256
@@ -43,9 +44,12 @@ def test_get_returns_what_put_stored_and_a_second_put_replaces_it(store: ObjectS
 
 
 def test_a_new_stores_folder_or_bucket_is_missing_until_the_first_write(
-    tmp_path: Path, s3: S3Access
+    tmp_path: Path, s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY"):  # then it is the home's own server
+        monkeypatch.delenv(f"TRAINWRIGHT_S3_{name}")
     bucket = f"b-{sha256(str(tmp_path).encode())[:16]}"
+    heard: list[dict[str, Any]] = []
     for uri, what in (
         ((tmp_path / "objects").as_uri(), f"folder {tmp_path}/objects"),
         (f"s3://{bucket}/x", f"bucket {bucket}"),
@@ -55,8 +59,24 @@ def test_a_new_stores_folder_or_bucket_is_missing_until_the_first_write(
         assert missing is not None
         assert what in missing
         assert keys(store) == []
-        store.put("a", b"")
+        with progress.listening(heard.append):
+            store.put("a", b"")
         assert store.missing() is None
+    said = [f"there was no bucket {bucket} at {s3.endpoint}; it is made"]
+    assert [one["message"] for one in heard] == said
+
+
+def test_a_bucket_is_not_made_on_another_server_but_for_the_defaults_name(s3: S3Access) -> None:
+    store = open_store("s3://object/x", doors.settings())
+    said = (
+        rf"store: got the bucket object, which {s3.endpoint} does not have; allowed: .*objects.*, "
+        "or make this one with an S3 client first; did you mean objects"
+    )
+    for write in (lambda: store.put("a", b""), lambda: store.create("a", b"")):
+        with pytest.raises(BadInput, match=said):
+            write()
+    assert store.missing() is not None
+    open_store("s3://trainwright/x", doors.settings()).put("a", b"")
 
 
 def test_a_file_survives_upload_and_download(store: ObjectStore, tmp_path: Path) -> None:
