@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
 from minio import Minio
+from shared_checker import SharedChecker
 from shared_sandboxes import SharedServers
 from slurm_lab import _slurm_cluster, slurm  # noqa: F401 - fixtures
 
@@ -27,6 +28,7 @@ from trainwright.tasks import extract
 from trainwright.tasks.data import model_schema
 from trainwright.tasks.estimate import calibrate, link
 from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.validate import check
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = [
@@ -49,7 +51,9 @@ LONGEST_FIRST = [
         "tasks/export/circuits/test_export_circuit.py",
         "e2e/test_golden_runs.py",
         "e2e/test_contract.py",
+        "tasks/train/pipeline/test_pipeline_trainings.py",
         "tasks/train/checkpoint/test_checkpoint_faults.py",
+        "tasks/train/layouts/test_layout_faults.py",
         "tasks/train/hosts/test_hosts.py",
         "e2e/test_foreign_dags.py",
         "operators/test_mounted_service.py",
@@ -57,6 +61,14 @@ LONGEST_FIRST = [
         "e2e/test_calibrate_pool.py",
         "tasks/train/worker/test_torchrun.py",
         "tasks/train/launcher/test_lifecycle.py",
+        "tasks/train/layouts/test_layout_trainings.py",
+        "tasks/train/layouts/test_layout_changes.py",
+        "tasks/train/pipeline/test_stage_state_memory.py",
+        "tasks/train/layouts/test_resumed_layouts.py",
+        "tasks/train/passes/test_recomputed.py",
+        "tasks/train/pipeline/test_recomputed_stages.py",
+        "tasks/inference/test_predict_rows.py",
+        "tasks/recommend/test_network_templates.py",
         "tasks/recommend/test_training.py",
         "tasks/recommend/test_precisions.py",
         "tasks/recommend/test_recommend_step.py",
@@ -176,6 +188,16 @@ def _shared_sandboxes() -> Iterator[None]:
             patch.setattr(module, "call", servers.call)
         yield
     servers.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_checker() -> Iterator[None]:
+    """One process with Great Expectations checks all data of this process."""
+    checker = SharedChecker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "exit_code", checker.exit_code)
+        yield
+    checker.close()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -130,26 +132,7 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             str(question),
             str(answer),
         ]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                dying_with_parent(command),
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                raise TrainwrightError(
-                    f"validate: Great Expectations did not finish within {timeout_s:g} s; "
-                    "TRAINWRIGHT_VALIDATE_TIMEOUT_S raises the limit"
-                ) from None
-            finally:
-                process.kill()
-                process.wait()
+        code = exit_code(command, environment, log, timeout_s)
         if code != 0:
             lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
             raise TrainwrightError(
@@ -157,6 +140,32 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             )
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
+
+
+def exit_code(
+    command: list[str], environment: Mapping[str, str], log: Path, timeout_s: float
+) -> int:
+    """Run a command in the log's folder, and wait. Raises TrainwrightError if it is too slow."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            dying_with_parent(command),
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TrainwrightError(
+            f"validate: Great Expectations did not finish within {timeout_s:g} s; "
+            "TRAINWRIGHT_VALIDATE_TIMEOUT_S raises the limit"
+        ) from None
+    finally:
+        process.kill()
+        process.wait()
 
 
 def failure_line(validation: Validation) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: TID253
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: TID253
 
@@ -85,17 +86,12 @@ class PartialBuild:
             if (key := _key(one)) in noting.made_by
         }
         # Tensors that modules have beside parameters and buffers are needed in any part.
-        gc.collect()
-        alive = {
-            noting.made_by[key]
-            for one in gc.get_objects()
-            if issubclass(type(one), torch.Tensor)
-            and one.device.type == "meta"
-            and (key := _key(one)) in noting.made_by
-        }
+        beside = noting.alive() - {*by_name.values()}
+        if beside:
+            gc.collect()  # those of objects that nothing uses are not
+            beside &= noting.alive()
         always = {by_name[name] for name, one in named.items() if not one.dim() and name in by_name}
-        others = always | (alive - {*by_name.values()})
-        return _Noted(noting.calls, noting.sources, by_name, others)
+        return _Noted(noting.calls, noting.sources, by_name, always | beside)
 
     def _with(self, noted: _Noted, held: Collection[str]) -> torch.nn.Module:
         with _Making(noted, noted.absent(held)) as making:
@@ -150,6 +146,12 @@ class _Noting(TorchDispatchMode):
         self.sources: dict[int, set[int]] = {}
         self.made_by: dict[int, int] = {}
         """by storage: the call that made it"""
+        self._storages: dict[int, StorageWeakRef] = {}
+        """of the same storages; with it, no other one gets its number"""
+
+    def alive(self) -> set[int]:
+        """The calls that made storages which a tensor still has."""
+        return {self.made_by[key] for key, one in self._storages.items() if not one.expired()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, number = kwargs or {}, len(self.calls)
@@ -168,6 +170,7 @@ class _Noting(TorchDispatchMode):
         for one in _tensors(found):
             if one.device.type == "meta" and _key(one) not in known:
                 self.made_by[_key(one)] = number
+                self._storages[_key(one)] = StorageWeakRef(one.untyped_storage())
                 self.sources.setdefault(number, set()).update(read)
         for one in _changed(func, args, kwargs):
             if (made := self.made_by.get(_key(one))) is not None:

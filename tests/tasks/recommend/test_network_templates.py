@@ -133,7 +133,15 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
         ["ruff", "check", *config_file, "--ignore", "TID253", str(tmp_path)],
         ["ruff", "check", "--no-cache", "--isolated", str(tmp_path)],
         ["ruff", "format", *config_file, "--check", str(tmp_path)],
-        ["mypy", "--strict", "--config-file", "", "--cache-dir", "cache", *checked],
+        [
+            "mypy",
+            "--strict",
+            "--config-file",
+            "",
+            "--cache-dir",
+            str(ROOT / "build" / "mypy"),
+            *checked,
+        ],
     ):
         done = subprocess.run(
             [sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path

@@ -77,7 +77,15 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
         ["ruff", "check", *config, "--ignore", "TID253", str(tmp_path)],
         ["ruff", "check", "--no-cache", "--isolated", str(tmp_path)],
         ["ruff", "format", *config, "--check", str(tmp_path)],
-        ["mypy", "--strict", "--config-file", "", "--cache-dir", str(tmp_path / "cache"), *paths],
+        [
+            "mypy",
+            "--strict",
+            "--config-file",
+            "",
+            "--cache-dir",
+            str(ROOT / "build" / "mypy"),
+            *paths,
+        ],
     ):
         done = subprocess.run(
             [sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path

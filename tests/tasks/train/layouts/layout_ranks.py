@@ -25,6 +25,8 @@ from trainwright.tasks.train.exchange.transfers import MessageOrder, Transfers
 from trainwright.tasks.train.rank.rank import Rank
 
 WAIT_S = 240
+_STRUCTURES: dict[str, Structure] = {}
+"""by source, configuration, rows, optimizer, precision and batch"""
 
 
 class Threads:
@@ -103,7 +105,7 @@ def whole_state(rank: Rank) -> tuple[dict[str, torch.Tensor], dict[str, torch.Te
 
 
 def structure_of(asked: TrainRequest, batch: int = 16, optimizer: str = "sgd") -> Structure:
-    """The structure of a request's model, traced in its precision."""
+    """The structure of a request's model, traced in its precision; each model once."""
     job = asked.job
     assert job.model is not None
     schema = asked.schema_
@@ -115,11 +117,16 @@ def structure_of(asked: TrainRequest, batch: int = 16, optimizer: str = "sgd") -
         classes=len(schema.classes or ()),
         task=schema.task,
     )
-    definition = source.load(Path(asked.source_folder), asked.entry)
-    what = TrainingStepSpec(
-        definition, job.model.config, spec, {"name": optimizer}, job.train.precision
-    )
-    return trace(what, batch)
+    folder, train = Path(asked.source_folder), (optimizer, job.train.precision)
+    code = tuple((one.name, one.read_text()) for one in sorted(folder.glob("*.py")))
+    key = repr((code, asked.entry, job.model.config, spec, train, batch))
+    if key not in _STRUCTURES:
+        definition = source.load(folder, asked.entry)
+        what = TrainingStepSpec(
+            definition, job.model.config, spec, {"name": optimizer}, job.train.precision
+        )
+        _STRUCTURES[key] = trace(what, batch)
+    return _STRUCTURES[key].model_copy(deep=True)
 
 
 def layers_of(asked: TrainRequest) -> list[LayerFacts]:

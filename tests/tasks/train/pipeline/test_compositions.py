@@ -107,7 +107,7 @@ def test_a_composition_equals_one_process(tmp_path: Path, way: str, name: str) -
         tmp_path,
         batch_sizes(one.pipelines),
         validation_fraction=1480 / 1797,  # six steps, of which the last one is smaller
-        epochs=5,
+        epochs=2,
         precision="fp64",
         **OPTIMIZERS[way],
     )
@@ -126,7 +126,7 @@ def test_a_composition_equals_one_process(tmp_path: Path, way: str, name: str) -
     ("precision", "epochs", "recompute"),
     [
         ("fp32", 1, True),
-        pytest.param("fp64", 5, True, marks=pytest.mark.slow),
+        pytest.param("fp64", 2, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_composition_equals_one_process_in_fp32_and_if_it_recomputes(
