@@ -23,6 +23,8 @@ def measure_after_sum(rank: int) -> float:
     import torch
     import torch.distributed as dist
 
+    from trainwright.estimator.trace.training_step import uncompiled
+
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, _CHANNELS, 3, padding=1),
         torch.nn.ReLU(),
@@ -31,7 +33,7 @@ def measure_after_sum(rank: int) -> float:
         torch.nn.Flatten(),
         torch.nn.Linear(_CHANNELS * _SIZE**2, 10),
     )
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = uncompiled(torch.optim.AdamW)(model.parameters())  # as ranks do
     inputs, targets = torch.randn(_BATCH, 1, _SIZE, _SIZE), torch.randint(0, 10, (_BATCH,))
 
     def step() -> float:

@@ -136,7 +136,15 @@ class _Noted:
         return {*self._sources} - needed
 
 
-class _Noting(TorchDispatchMode):
+class _Uncompiled(TorchDispatchMode):
+    """A mode that does not load `torch.compile`, which takes over a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Noting(_Uncompiled):
     """Makes large tensors on `meta`, and what is computed from them; notes how."""
 
     def __init__(self, least_bytes: int) -> None:
@@ -187,7 +195,7 @@ class _Noting(TorchDispatchMode):
         return found
 
 
-class _Making(TorchDispatchMode):
+class _Making(_Uncompiled):
     """Makes the tensors of some calls on `meta`, and draws their random numbers all the same."""
 
     def __init__(self, noted: _Noted, absent: Collection[int]) -> None:
@@ -235,6 +243,8 @@ def _takes_device(func: Any) -> bool:
 
 
 def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    if func is torch.ops.aten.normal_.default and args[0].device.type == "meta":
+        return args[0]  # torch does the same, but loads `torch.compile` for it
     kwargs = tree_map(_as_meta, kwargs)
     if _takes_device(func) and kwargs.get("device") is not None:
         kwargs["device"] = torch.device("meta")
