@@ -7,6 +7,7 @@ last line is the error, as JSON, and it exits with the error's code.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from datetime import datetime
@@ -14,6 +15,8 @@ from datetime import datetime
 
 def main() -> int:
     """Run the DAG with the parameters given as arguments."""
+    # Airflow makes a million objects that stay. By default a quarter of its start is their search.
+    gc.set_threshold(100_000, 50, 100)
     from airflow.sdk import DagRunState
 
     from trainwright.operators.hooks import connection_ids, settings_of

@@ -188,6 +188,13 @@ class SlurmLab:
 
         _until(idle, "Slurm's nodes are not idle")
 
+    def wait_for(self, **states: str) -> None:
+        """Wait until these nodes have these states, such as h2="drained"; one that is silent has *.
+
+        Slurm asks nodes now and then, and one of a busy machine may answer late.
+        """
+        _until(lambda: states.items() <= self.states().items(), f"Slurm's nodes are not {states}")
+
     def close(self) -> None:
         """End everything that runs beside the test process; the lab ends the nodes."""
         for one in [*self._nodes.values(), *reversed(self._processes)]:

@@ -124,7 +124,9 @@ def test_without_slurm_the_missing_command_is_named(
 
 
 @pytest.mark.slow
-def test_probe_writes_the_pool_of_a_real_cluster(tmp_path: Path, slurm: SlurmLab) -> None:
+def test_probe_writes_the_pool_of_a_real_cluster(
+    home: Path, tmp_path: Path, slurm: SlurmLab
+) -> None:
     out = tmp_path / "pool.yaml"
     done = CliRunner().invoke(app, ["pool", "probe", "--slurm", "--json", "--out", str(out)])
     assert done.exit_code == 0, done.output
@@ -135,6 +137,7 @@ def test_probe_writes_the_pool_of_a_real_cluster(tmp_path: Path, slurm: SlurmLab
     assert [host.name for host in pool.hosts] == ["a100-40gb", "cpu1-1", "cpu1-2"]
     slurm.update_node("h2", "drain")
     try:
+        slurm.wait_for(h1="idle", h2="drained", h3="idle")
         shown = CliRunner().invoke(app, ["pool", str(out), "--json"])
         text = CliRunner().invoke(app, ["pool", str(out)]).stdout
     finally:
