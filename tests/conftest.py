@@ -13,7 +13,6 @@ import doors
 import pytest
 from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
-from minio import Minio
 from shared_checker import SharedChecker
 from shared_sandboxes import SharedServers
 from slurm_lab import _slurm_cluster, slurm  # noqa: F401 - fixtures
@@ -91,19 +90,6 @@ LONGEST_FIRST = [
     )
 ]
 """Files that take over half a minute. If one started last, the other workers would be idle."""
-
-BUCKETS = (
-    "by-configuration",
-    "by-connection",
-    "fenced",
-    "hosts",
-    "models",
-    "objects",
-    "predict-rows",
-    "promotions",
-    "test-calibration-set",
-    "test-store-step",
-)
 
 
 # The CI profile everywhere: the same examples each time, and no deadline on a busy machine.
@@ -211,18 +197,7 @@ def _nobody_listens() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _server(_apart: Path) -> S3Access:
-    """The session's S3 server, with the tests' buckets: as another server's, they must be there."""
-    access = start_s3(_apart)
-    client = Minio(
-        access.endpoint.removeprefix("http://"),
-        access_key=access.access_key,
-        secret_key=access.secret_key,
-        secure=False,
-        region="us-east-1",
-    )
-    for name in BUCKETS:
-        client.make_bucket(name)
-    return access
+    return start_s3(_apart)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import checked_key
-from trainwright.tasks.storage.s3 import DEFAULT_BUCKET, S3Store
+from trainwright.tasks.storage.s3 import S3Store
 
 _PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]"
 _ENDPOINT = re.compile(rf"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:({_PORT}))?/?")
@@ -24,9 +24,9 @@ def open_store(
     """The store at `s3://bucket/prefix` or `file:///folder`. Connects at first use.
 
     `patience_s`: the store counts as unreachable after this long without an answer, and requests
-    are not retried; by default they are. `field` names the URI in errors. The first write makes a
-    missing bucket on the embedded server, on others only that of the default store. Raises BadInput
-    for any other URI, ServiceUnreachable if the embedded S3 server was never started.
+    are not retried; by default they are. `field` names the URI in errors. Raises BadInput for any
+    other URI, ServiceUnreachable if
+    the embedded S3 server was never started.
     """
     split = urlsplit(uri)
     if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
@@ -69,12 +69,4 @@ def open_store(
         raise BadInput(
             "TRAINWRIGHT_S3_ENDPOINT: allowed: http(s)://host:port, without user, password or path"
         )
-    return S3Store(
-        split.netloc,
-        prefix,
-        endpoint,
-        *credentials,
-        settings.s3_region,
-        patience_s,
-        makes_bucket=settings.s3_endpoint is None or split.netloc == DEFAULT_BUCKET,
-    )
+    return S3Store(split.netloc, prefix, endpoint, *credentials, settings.s3_region, patience_s)

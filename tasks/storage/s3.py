@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainwright.estimator.near_names import meant
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.storage.objects import Content, ObjectInfo, checked_key
 
-DEFAULT_BUCKET = "trainwright"
-_NAMED = 10
+_DEFAULT_BUCKET = "trainwright"
 
 
 class S3Store:
-    """Objects of a bucket, below a prefix.
-
-    `makes_bucket`: whether the first write makes a missing bucket; else it raises BadInput.
-    """
+    """Objects of a bucket, below a prefix."""
 
     def __init__(
         self,
@@ -33,8 +27,6 @@ class S3Store:
         secret: str,
         region: str,
         patience_s: float | None = None,
-        *,
-        makes_bucket: bool = True,
     ) -> None:
         import urllib3
 
@@ -64,11 +56,10 @@ class S3Store:
             secure=split.scheme == "https",
             http_client=pool,
         )
-        self.makes_bucket = makes_bucket
         self._bucket_known = False
 
     def missing(self) -> str | None:
-        """The missing bucket, in words; None if it exists."""
+        """The missing bucket, in words; None if it exists. The first write creates it."""
         with self._errors(""):
             return (
                 None
@@ -191,25 +182,10 @@ class S3Store:
             self._bucket_known = True
 
     def _make_bucket(self) -> None:
-        if not self.makes_bucket:
-            raise BadInput(self._no_bucket())
         self.client.make_bucket(self.bucket)
-        if self.bucket != DEFAULT_BUCKET:
+        if self.bucket != _DEFAULT_BUCKET:  # a name that a user gave, which may be misspelt
             message = f"there was no bucket {self.bucket} at {self.endpoint}; it is made"
             progress.emit("notice", message=message)
-
-    def _no_bucket(self) -> str:
-        from minio.error import S3Error
-
-        names: list[str] = []
-        with contextlib.suppress(S3Error):  # keys of one bucket may not list the others
-            names = sorted(one.name for one in self.client.list_buckets())
-        shown = ", ".join(names[:_NAMED]) + " …" * (len(names) > _NAMED)
-        return (
-            f"store: got the bucket {self.bucket}, which {self.endpoint} does not have; allowed: "
-            f"{shown or 'a bucket that is there'}, or make this one with an S3 client first"
-            f"{meant(self.bucket, names)}"
-        )
 
     def _errors(self, key: str) -> _S3Errors:
         return _S3Errors(self, key)

@@ -137,7 +137,6 @@ def _horovod() -> PartFinding:
 def _store(settings: Settings) -> PartFinding:
     from trainwright.infra import local
     from trainwright.tasks.storage.connect import open_store
-    from trainwright.tasks.storage.s3 import S3Store
 
     if settings.store.startswith("s3://") and settings.s3_endpoint is None:
         state = local.status(settings.home)[0]["state"]
@@ -148,11 +147,7 @@ def _store(settings: Settings) -> PartFinding:
             found = f"{settings.store}, embedded server {state}"
             note = "; `trainwright run` and `up` start it" if there else ", its program is missing"
             return PartFinding("store", "ok" if there else "wrong", found + note, mend)
-    store = open_store(settings.store, settings)
-    missing = store.missing()
-    if missing and isinstance(store, S3Store) and not store.makes_bucket:
-        mend = "make it with an S3 client, or set TRAINWRIGHT_STORE"
-        return PartFinding("store", "wrong", f"{settings.store}; there is no {missing}", mend)
+    missing = open_store(settings.store, settings).missing()
     note = f"; there is no {missing} yet, the first run makes it" if missing else ""
     return PartFinding("store", "ok", settings.store + note)
 

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import doors
 import pytest
 
-from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.cli.commands import doctor_command
 from trainwright.tasks.settings import Settings
 
@@ -47,17 +45,6 @@ def test_what_is_wrong_is_shown_with_the_way_to_mend_it_and_exits_with_4(tmp_pat
     assert done.returncode == 4
     assert "to mend" in done.stdout
     assert "127.0.0.1:1" in done.stdout
-
-
-def test_a_missing_bucket_of_another_server_is_wrong(tmp_path: Path, s3: S3Access) -> None:
-    given = {"TRAINWRIGHT_HOME": str(tmp_path), "TRAINWRIGHT_STORE": "s3://none-such"}
-    found = doctor_command.findings(doors.settings().replaced(given))
-    store = next(one for one in found if one.part == "store")
-    assert (store.state, store.found) == (
-        "wrong",
-        f"s3://none-such; there is no bucket none-such at {s3.endpoint}",
-    )
-    assert "make it with an S3 client" in store.mend
 
 
 def test_absent_packages_are_named_with_the_command_that_installs_them(
