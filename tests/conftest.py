@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -147,6 +148,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
     place = {path: number for number, path in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Search for no garbage while tests are collected, and later not in what is there already.
+
+    A search would take seconds, and some tests need many.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _end(home: Path) -> None:
