@@ -146,7 +146,7 @@ def test_the_model_takes_about_as_much_memory_as_malloc(seed: int) -> None:
             heap.free(chunks.pop(number))
         else:
             chunks[number] = heap.memalign(size) if what == "block" else heap.malloc(size)
-    command = [sys.executable, "-c", _REAL]
+    command = [sys.executable, "-I", "-S", "-c", _REAL]
     real = statistics.median(  # where the kernel puts the heap is random
         int(
             subprocess.run(  # without thresholds from the environment
