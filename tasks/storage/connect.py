@@ -25,8 +25,7 @@ def open_store(
 
     `patience_s`: the store counts as unreachable after this long without an answer, and requests
     are not retried; by default they are. `field` names the URI in errors. Raises BadInput for any
-    other URI, ServiceUnreachable if
-    the embedded S3 server was never started.
+    other URI, ServiceUnreachable if the embedded S3 server was never started.
     """
     split = urlsplit(uri)
     if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
