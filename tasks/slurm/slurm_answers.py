@@ -30,6 +30,9 @@ _NOISE = re.compile(
 _ENDLESS = timedelta(days=180)
 """Slurm takes a job without a time limit for one of a year."""
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?:DUE TO )?(.+?) \*\*\*")
+_TAKES_BACK = re.compile(
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?!DUE TO NODE FAILURE)(?:DUE TO .+)?\*\*\*"
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ def why(stderr: str) -> str:
         "",
         chosen[0],
     )
+
+
+def takes_back(stderr: str) -> bool:
+    """Whether a Slurm command says that its step is being ended, but not by a failed node."""
+    return _TAKES_BACK.search(stderr) is not None
 
 
 def is_refusal(why: str) -> bool:

@@ -68,6 +68,10 @@ class HostEngine(Protocol):
         """Why the command ended, in one line."""
         ...
 
+    def takes_back(self, stderr: str) -> bool:
+        """Whether the host is about to be taken back, by what the command has written so far."""
+        ...
+
     def out_of_memory(self, why: str) -> bool:
         """Whether the command ended, as `why_ended` says, because the host's memory was full."""
         ...

@@ -142,14 +142,14 @@ class HostStream:
 
     def _ended_early(self) -> TrainwrightError:
         code = self._exit_code()
-        not_started = why_not_started(self._asked.container, self._written(), code)
+        not_started = why_not_started(self._asked.container, self.written(), code)
         if not_started is None:
             return self.error(self.why_ended())
         return ServiceUnreachable(
             f"{self}: {not_started}", service="container", host=self._asked.host.name
         )
 
-    def _written(self) -> str:
+    def written(self) -> str:
         """What this connection has written to its log."""
         return self.log.read_bytes()[self._log_begins :].decode(errors="replace")
 
@@ -158,7 +158,7 @@ class HostStream:
         code = self._exit_code()
         if self._hung_up is not None:
             return self._hung_up
-        text = self._written()
+        text = self.written()
         why = self._engine.why_ended(text, code)
         if code in (126, 127):
             return (

@@ -215,8 +215,13 @@ class Session:
             self.tell("beat")
 
     def _watch(self) -> None:
-        """Hang up if the agent is silent: sshd keeps the connection of a stopped agent open."""
+        """Hang up if the agent is silent: sshd keeps the connection of a stopped agent open.
+
+        And see whether the engine takes the host back.
+        """
         while not self._closed.wait(_LOOK_S):
+            if not self.ending and self._engine.takes_back(self._stream.written()):
+                self.ending = True
             since = self._listening_since
             if since is not None and time.monotonic() - since > self._engine.silence_s:
                 self.hang_up(f"no message for {self._engine.silence_s:g} s")

@@ -34,6 +34,10 @@ class SshEngine:
         """As `HostEngine`."""
         return why_ended(stderr, code)
 
+    def takes_back(self, stderr: str) -> bool:
+        """As `HostEngine`: never."""
+        return False
+
     def out_of_memory(self, why: str) -> bool:
         """As `HostEngine`: never, because the kernel of a host ends single processes."""
         return False

@@ -61,6 +61,21 @@ def test_errors_of_slurm_are_one_line(stderr: str, says: str, refused: bool) -> 
     assert slurm_answers.is_refusal(says) == refused
 
 
+@pytest.mark.parametrize(
+    ("due", "expected"),
+    [
+        ("", True),
+        ("DUE TO PREEMPTION ", True),
+        ("DUE TO TIME LIMIT ", True),
+        ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ", False),
+    ],
+)
+def test_a_step_that_slurm_ends_is_told_from_one_of_a_failed_node(due: str, expected: bool) -> None:
+    line = f"slurmstepd-h3: error: *** STEP 3.0 ON h3 CANCELLED AT 2026-01-01T00:00:00 {due}***\n"
+    assert slurm_answers.takes_back(f"srun: job 3 has been allocated\n{line}") == expected
+    assert not slurm_answers.takes_back("")
+
+
 def test_the_queue_says_which_jobs_wait_and_which_never_start() -> None:
     found = slurm_answers.waiting(
         "1|PENDING|2026-01-01T12:00:00|Resources|a\n2|RUNNING|2026-01-01T00:00:00|None|b\n"

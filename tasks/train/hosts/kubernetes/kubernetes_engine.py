@@ -63,6 +63,10 @@ class KubernetesEngine:
         lines = [line for line in stderr.strip().splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"the relay of its pod exited with {code}"
 
+    def takes_back(self, stderr: str) -> bool:
+        """As `HostEngine`: the agent says it, by its pod's SIGTERM."""
+        return False
+
     def out_of_memory(self, why: str) -> bool:
         """As `HostEngine`: a pod that exceeds its memory ends as a whole."""
         return OUT_OF_MEMORY in why

@@ -86,6 +86,14 @@ class SlurmEngine:
         # srun's own exit code is 0 if the node has failed.
         return slurm_answers.why(stderr) or "its job in Slurm has ended"
 
+    def takes_back(self, stderr: str) -> bool:
+        """As `HostEngine`: srun says so, also if the SIGTERM does not reach the agent.
+
+        podman forwards a job's SIGCONT by a process of its own. Slurm ends that one too, by the
+        SIGTERM that follows, and then podman forwards nothing more.
+        """
+        return slurm_answers.takes_back(stderr)
+
     def out_of_memory(self, why: str) -> bool:
         """As `HostEngine`: never, because the kernel of a node ends single processes."""
         return False

@@ -33,6 +33,9 @@ class FakeEngine:
     def why_ended(self, stderr: str, code: int | None) -> str:
         return f"exit code {code}"
 
+    def takes_back(self, stderr: str) -> bool:
+        return False
+
     def out_of_memory(self, why: str) -> bool:
         return False
 
