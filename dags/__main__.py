@@ -15,7 +15,7 @@ from datetime import datetime
 
 def main() -> int:
     """Run the DAG with the parameters given as arguments."""
-    # Airflow makes a million objects that stay. By default a quarter of its start is their search.
+    # Airflow makes many objects that stay; by default they are searched again and again at start.
     gc.set_threshold(100_000, 50, 100)
     from airflow.sdk import DagRunState
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Form = dict[str, tuple[tuple[int, ...], str]]
 
 _LOOKED_AT, _LOOK_S = 10_000, 1.0
-"""Up to so many samples, evenly spread, are looked at within about this time."""
+"""Up to so many samples, drawn at random, are looked at within about this time."""
 
 
 def schema_in_sandbox(
@@ -102,7 +102,7 @@ def derived_schema(reader: ModelReader, sha256: str) -> DataSchema:
         raise BadInput(
             "data.uri: inputs for training and validation have different shapes; allowed: one shape"
         )
-    for rows in _spread(len(train) + len(validation)):
+    for rows in _drawn(len(train) + len(validation)):
         if time.monotonic() > look_until:
             break
         _like(reader, rows, form)
@@ -151,8 +151,8 @@ def _shapes(form: Form) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, (shape, _) in form.items() if name}
 
 
-def _spread(count: int) -> Sequence[Array]:
-    """Rows of both parts in twos, evenly spread."""
+def _drawn(count: int) -> Sequence[Array]:
+    """Rows of both parts in twos, drawn at random, the same each time."""
     import numpy as np
 
     rows = np.random.default_rng(0).choice(count, min(count, _LOOKED_AT), replace=False)

@@ -29,9 +29,8 @@ _NOISE = re.compile(
 )
 _ENDLESS = timedelta(days=180)
 """Slurm takes a job without a time limit for one of a year."""
-_CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?:DUE TO )?(.+?) \*\*\*")
-_TAKES_BACK = re.compile(
-    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ (?!DUE TO NODE FAILURE)(?:DUE TO .+)?\*\*\*"
+_CANCELLED = re.compile(
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: (?:DUE TO )?(.+?))? \*\*\*"
 )
 
 
@@ -81,8 +80,9 @@ def waiting(listed: str, now: datetime) -> dict[str, QueuedJob]:
 
 def why(stderr: str) -> str:
     """What an error of a Slurm command says, in one line; empty if it says nothing."""
-    if (cancelled := list(_CANCELLED.finditer(stderr))) and cancelled[-1][1] != "DUE TO":
-        return f"Slurm ended its job: {cancelled[-1][1].partition(',')[0].lower()}"
+    reasons = [one[1] for one in _CANCELLED.finditer(stderr) if one[1]]
+    if reasons and reasons[-1] != "DUE TO":
+        return f"Slurm ended its job: {reasons[-1].partition(',')[0].lower()}"
     lines = [one.strip() for one in stderr.splitlines() if one.strip() and not _NOISE.match(one)]
     allocation = [one for one in lines if "nable to allocate resources: " in one]
     munge = [one for one in lines if "unge" in one]
@@ -100,7 +100,8 @@ def why(stderr: str) -> str:
 
 def takes_back(stderr: str) -> bool:
     """Whether a Slurm command says that its step is being ended, but not by a failed node."""
-    return _TAKES_BACK.search(stderr) is not None
+    reasons = [one[1] or "" for one in _CANCELLED.finditer(stderr)]
+    return any(not reason.startswith("NODE FAILURE") for reason in reasons)
 
 
 def is_refusal(why: str) -> bool:

@@ -137,7 +137,7 @@ class _Noted:
 
 
 class _Uncompiled(TorchDispatchMode):
-    """A mode that does not load `torch.compile`, which takes over a second."""
+    """A mode that does not load `torch.compile`, whose import is slow."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

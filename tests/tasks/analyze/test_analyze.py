@@ -15,6 +15,7 @@ import doors
 import pandas as pd
 import pytest
 from browsing import browser, refused_by_axe
+from drift_case import drifted
 from finished_run import (
     begin_run,
     finished_training,
@@ -40,7 +41,6 @@ from trainwright.tasks.analyze.prediction_check import predicted_and_measured
 from trainwright.tasks.analyze.report_charts import validation_metrics
 from trainwright.tasks.cli.main import app
 from trainwright.tasks.plots.colours import BLUE, COLOURS, DARK, LINE, MUTED, TEXT
-from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Histogram
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.layout import Layout, Pipeline, Stage
 from trainwright.tasks.runs.artefacts.learning_rate_search import (
@@ -366,18 +366,7 @@ def fully_reported(store: str) -> Run:
     trial = LearningRateTrial(learning_rate=0.01, loss=0.9, steps=10)
     ramp = {"source": "searched", "points": points, "fits": [fit], "trials": [trial]}
     run.write(run.read(LearningRateSearch).model_copy(update=ramp))
-    shares = Histogram(ordered=False, labels=["a", "b"], now=[0.75, 0.25], reference=[0.5, 0.5])
-    column = ColumnDrift(
-        column="colour",
-        drifted=True,
-        statistic="psi",
-        value=0.3,
-        threshold=0.1,
-        values={"psi": 0.3},
-        thresholds={"psi": 0.1},
-        histogram=shares,
-    )
-    drift = Drift(reference=store, columns=[column])
+    drift = drifted(store, "colour", "b")
     run.write(run.read(Validation).model_copy(update={"drift": drift}))
     for artefact in plan_and_estimate(HEAVY):
         run.write(artefact)

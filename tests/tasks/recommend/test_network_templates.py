@@ -11,10 +11,10 @@ import network_case as case
 import numpy as np
 import pytest
 import torch
-from doc_pages import ROOT
 from network_case import CLASSES, HISTORY, HORIZON, NAMES, Series
 from PIL import Image
 from precision_case import losses
+from source_checks import require_clean
 
 from trainwright.estimator.trace import source
 from trainwright.estimator.trace.source import ModelDefinition, loss_function
@@ -127,26 +127,7 @@ def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
                 assert text.count("\n") <= MOST_LINES, (template.name, number, size)
                 name = f"{template.name.replace('-', '_')}_{number}_{size}.py"
                 (tmp_path / name).write_text(text)
-    config_file = ["--no-cache", "--config", str(ROOT / "pyproject.toml")]
-    checked = [one.name for one in tmp_path.glob("*.py") if "_medium" in one.name]
-    for command in (
-        ["ruff", "check", *config_file, "--ignore", "TID253", str(tmp_path)],
-        ["ruff", "check", "--no-cache", "--isolated", str(tmp_path)],
-        ["ruff", "format", *config_file, "--check", str(tmp_path)],
-        [
-            "mypy",
-            "--strict",
-            "--config-file",
-            "",
-            "--cache-dir",
-            str(ROOT / "build" / "mypy"),
-            *checked,
-        ],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    require_clean(tmp_path, [one.name for one in tmp_path.glob("*.py") if "_medium" in one.name])
 
 
 @every

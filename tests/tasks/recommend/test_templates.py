@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from doc_pages import ROOT
+from source_checks import require_clean
 from table_case import HEADER, KINDS, batch, generated, rows, schema, vocabularies
 
 from trainwright.tasks.errors import BadInput
@@ -71,26 +71,7 @@ def sources(folder: Path) -> list[Path]:
 
 
 def test_sources_pass_ruff_and_mypy_strict(tmp_path: Path) -> None:
-    paths = sources(tmp_path)
-    config = ["--no-cache", "--config", str(ROOT / "pyproject.toml")]
-    for command in (
-        ["ruff", "check", *config, "--ignore", "TID253", str(tmp_path)],
-        ["ruff", "check", "--no-cache", "--isolated", str(tmp_path)],
-        ["ruff", "format", *config, "--check", str(tmp_path)],
-        [
-            "mypy",
-            "--strict",
-            "--config-file",
-            "",
-            "--cache-dir",
-            str(ROOT / "build" / "mypy"),
-            *paths,
-        ],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    require_clean(tmp_path, sources(tmp_path))
 
 
 @tables

@@ -16,6 +16,7 @@ from typing import Any
 import doors
 import pytest
 from browsing import UNLABELLED, Watched, browser, refused_by_axe, tile, until, values
+from drift_case import drifted
 from finished_run import (
     begin_run,
     finished_training,
@@ -29,7 +30,6 @@ from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from small_jobs import write_table
 
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts.data_profile import ColumnDrift, Drift, Histogram
 from trainwright.tasks.runs.artefacts.expected_wait import QueueWait
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_job import RunJob
@@ -61,22 +61,6 @@ SCREENS = {
 }
 
 
-def drifted(reference: str) -> Drift:
-    """The drift of a column with a hostile name and hostile categories."""
-    shares = Histogram(ordered=False, labels=["a", SCRIPT], now=[0.75, 0.25], reference=[0.5, 0.5])
-    column = ColumnDrift(
-        column=SCRIPT,
-        drifted=True,
-        statistic="psi",
-        value=0.275,
-        threshold=0.1,
-        values={"psi": 0.275},
-        thresholds={"psi": 0.1},
-        histogram=shares,
-    )
-    return Drift(reference=reference, columns=[column])
-
-
 def with_limits(plan: Plan) -> Plan:
     """The plan with a wait in Slurm's queue, limits, and a rejected configuration."""
     missed, *others = plan.alternatives
@@ -104,7 +88,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         run.objects.put("report/report.html", b"<h1>report</h1>")
     checked = run.read(Validation)
-    run.write(checked.model_copy(update={"drift": drifted(store)}))
+    run.write(checked.model_copy(update={"drift": drifted(store, SCRIPT, SCRIPT)}))
     laid_out = finished_training(store, "laid", 0, target={"metric": "loss", "value": 0.1})
     hostile = [dense_layer(SCRIPT, 64, 64) if one.name == "fc7" else one for one in HEAVY]
     plan, estimate = plan_and_estimate(hostile)
