@@ -106,21 +106,12 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_model_of_any_family_trains_as_without(tmp_path: Path, family: str) -> None:
     asked = _asked(tmp_path, [62], source_of(family))
     (plain,) = train_in_threads(asked, tmp_path / "plain", state, before=_evaluate)
-    again = _recomputing(asked, [_outer_modules(asked)])
-    (found,) = train_in_threads(again, tmp_path / "again", state, before=_evaluate)
-    assert _same(found, plain)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_runs_of_modules_change_nothing(tmp_path: Path, family: str) -> None:
-    asked = _asked(tmp_path, [62], source_of(family))
-    (plain,) = train_in_threads(asked, tmp_path / "plain", state, before=_evaluate)
     units = structure_of(asked).units
-    runs = [run_of(units[0].modules[0], units[-1].modules[-1])]
-    (found,) = train_in_threads(
-        _recomputing(asked, [runs]), tmp_path / "again", state, before=_evaluate
-    )
-    assert _same(found, plain)
+    run = run_of(units[0].modules[0], units[-1].modules[-1])
+    for names in (_outer_modules(asked), [run]):
+        again = _recomputing(asked, [names])
+        (found,) = train_in_threads(again, tmp_path / names[0], state, before=_evaluate)
+        assert _same(found, plain)
 
 
 def test_buffers_and_random_numbers_are_those_of_the_first_pass(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class Composition(NamedTuple):
     schedule: StageSchedule = "1f1b"
 
 
+SCHEDULES: tuple[StageSchedule, ...] = ("gpipe", "1f1b", "zero-bubble")
 COMPOSITIONS = {
     "pipeline": Composition([([24, 20, 18], [0.35, 0.7])]),
     "unlike pipelines": Composition(UNLIKE, (), "gpipe"),
@@ -99,8 +100,10 @@ def batch_sizes(pipelines: Pipelines) -> list[int]:
     return [part for sizes, cuts in pipelines for part in (sum(sizes), *(0 for _ in cuts))]
 
 
-@pytest.mark.parametrize("name", COMPOSITIONS)
-@pytest.mark.parametrize("way", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [(list(OPTIMIZERS)[place % 2], name) for place, name in enumerate(COMPOSITIONS)],
+)
 def test_a_composition_equals_one_process(tmp_path: Path, way: str, name: str) -> None:
     one = COMPOSITIONS[name]
     asked = request(
@@ -121,46 +124,41 @@ def test_a_composition_equals_one_process(tmp_path: Path, way: str, name: str) -
         assert relative_difference(each, expected) <= BOUNDS["fp64"]
 
 
-@pytest.mark.parametrize("name", COMPOSITIONS)
 @pytest.mark.parametrize(
-    ("precision", "epochs", "recompute"),
-    [
-        ("fp32", 1, True),
-        pytest.param("fp64", 2, True, marks=pytest.mark.slow),
-    ],
+    ("precision", "name"),
+    [(("fp64", "fp32")[place % 2], name) for place, name in enumerate(COMPOSITIONS)],
 )
 def test_a_composition_equals_one_process_in_fp32_and_if_it_recomputes(
-    tmp_path: Path, precision: str, epochs: int, *, recompute: bool, name: str
+    tmp_path: Path, precision: str, name: str
 ) -> None:
     one = COMPOSITIONS[name]
     asked = request(
         tmp_path,
         batch_sizes(one.pipelines),
         validation_fraction=1480 / 1797,
-        epochs=epochs,
         precision=precision,
         **OPTIMIZERS["momentum, clipped"],
     )
-    source = HEAD + MODEL + TAIL
-    (Path(asked.source_folder) / "net.py").write_text(
-        without_dropout(source) if recompute else source
-    )
-    staged = composed(asked, one)
-    if recompute:
-        staged = recomputing(staged, 2)
+    (Path(asked.source_folder) / "net.py").write_text(without_dropout(HEAD + MODEL + TAIL))
+    staged = recomputing(composed(asked, one), 2)
     found = train_in_threads(staged, tmp_path / "store", state, before=evaluate)
     expected = alone(asked)
     for each in found:
         assert relative_difference(each, expected) <= BOUNDS[precision]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_unmodified_model_trains_as_one_process(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "schedule"),
+    [(family, SCHEDULES[place % 3]) for place, family in enumerate(FAMILIES)],
+)
+def test_an_unmodified_model_trains_as_one_process(
+    tmp_path: Path, family: str, schedule: StageSchedule
+) -> None:
     asked = request_of(tmp_path, batch_sizes(ALIKE), family)
     # Joint statistics of batches need one micro-batch.
     joint = "BatchNorm" in source_of(family)
     pipelines: Pipelines = [([40], [0.5]), ([22], [0.5])] if joint else ALIKE
-    staged = composed(asked, Composition(pipelines, ("rows", "factors", "sum")))
+    staged = composed(asked, Composition(pipelines, ("rows", "factors", "sum"), schedule))
     found = train_in_threads(staged, tmp_path / "store", state, before=evaluate)
     expected = alone(asked)
     for one in found:

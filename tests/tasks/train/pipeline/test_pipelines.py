@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, source_of
+from families import source_of
 from joint_batch_case import BOUNDS, relative_difference
 from layout_ranks import train_in_threads, whole_state
 from staged_case import with_stages
@@ -29,9 +29,15 @@ def state(rank: Rank) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in whole_state(rank)[0].items()}
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
-@pytest.mark.parametrize("way", OPTIMIZERS)
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize(
+    ("precision", "way", "schedule"),
+    [
+        ("fp64", "momentum, clipped", "1f1b"),
+        ("fp64", "adamw", "gpipe"),
+        ("fp32", "momentum, clipped", "zero-bubble"),
+        ("fp32", "adamw", "1f1b"),
+    ],
+)
 def test_a_pipeline_equals_one_process(
     tmp_path: Path, precision: str, way: str, schedule: StageSchedule
 ) -> None:
@@ -68,7 +74,14 @@ def request_of(folder: Path, batch_sizes: list[int], family: str) -> TrainReques
 
 @pytest.mark.parametrize(
     ("family", "schedule"),
-    [*((family, "zero-bubble") for family in FAMILIES), ("LSTM", "1f1b"), ("transformer", "1f1b")],
+    [
+        ("residual network", "zero-bubble"),
+        ("U-Net", "gpipe"),
+        ("LSTM", "1f1b"),
+        ("two-way GRU", "zero-bubble"),
+        ("transformer", "zero-bubble"),
+        ("shared layer, used twice", "1f1b"),
+    ],
 )
 def test_unlike_pipelines_of_an_unmodified_model_train_as_one_process(
     tmp_path: Path, family: str, schedule: StageSchedule

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from joint_batch_case import (
@@ -17,25 +17,19 @@ from joint_batch_case import (
     normalized,
     normalized_single,
     relative_difference,
-    trained,
 )
+from layout_ranks import train_in_threads, whole_state
 from training_case import NO_SPARE, ROWS, alone, request, rows, scalars
 
 from trainwright.tasks.train import train
+from trainwright.tasks.train.rank.rank import Rank
 
-QUICK = {
-    ("horovod", "3:1", "adamw", "fp64"),
-    ("horovod", "2:1:0", "clipped", "fp32"),
-    ("torch", "5:3:1:1", "accumulated", "fp32"),
-    ("torch", "3:1", "sgd", "fp64"),
-    ("torch", "3:1", "vectors", "fp64"),
-}
-"""One case of each kind; the others are slow in total."""
-PAIRS = {
-    (("horovod", "torch")[place % 2], split, way, list(BOUNDS)[place // 2 % 2])
-    for place, (split, way) in enumerate(itertools.product(SPLITS, WAYS))
-}
-"""Each split in each way, by either library and precision in turn; the benchmark has all cases."""
+CASES = [
+    (split, way, list(BOUNDS)[(first + second) % 2])
+    for first, split in enumerate(SPLITS)
+    for second, way in enumerate(WAYS)
+]
+"""Each split in each way, in either precision in turn; the benchmark has all cases."""
 OWN_LOSS = """
 
 def loss(outputs, targets, label_smoothing=0.0):
@@ -43,14 +37,30 @@ def loss(outputs, targets, label_smoothing=0.0):
 """
 
 
+def state(rank: Rank) -> dict[str, Any]:
+    """The whole model."""
+    return {name: value.clone() for name, value in whole_state(rank)[0].items()}
+
+
+@pytest.mark.parametrize(("split", "way", "precision"), CASES)
+def test_unequal_ranks_equal_one_process_in_every_way(
+    tmp_path: Path, split: str, way: str, precision: str
+) -> None:
+    asked = joint(tmp_path, "torch", split, way, precision)
+    expected = alone(asked)
+    for found in train_in_threads(asked, tmp_path / "store", state):
+        assert relative_difference(found, expected) <= BOUNDS[precision]
+
+
 @pytest.mark.parametrize(
     ("backend", "split", "way", "precision"),
     [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in sorted(QUICK | PAIRS)
+        ("horovod", "2:1:0", "clipped", "fp32"),
+        ("horovod", "3:1", "adamw", "fp64"),
+        ("torch", "5:3:1:1", "accumulated", "fp32"),
     ],
 )
-def test_unequal_ranks_equal_one_process_after_50_steps(
+def test_real_ranks_equal_one_process_after_50_steps(
     tmp_path: Path, backend: str, split: str, way: str, precision: str
 ) -> None:
     asked = joint(tmp_path, backend, split, way, precision)
@@ -102,59 +112,55 @@ def test_labels_are_smoothed_in_training_only(tmp_path: Path, loss: str) -> None
     assert losses[-1] > 1.05 * unsmoothed[-1]
 
 
-@pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])
-def test_batch_norm_sees_the_joint_batch_in_double_precision(tmp_path: Path, backend: str) -> None:
-    asked = normalized(tmp_path, backend, True)
+def test_batch_norm_sees_the_joint_batch_in_double_precision(tmp_path: Path) -> None:
+    asked = normalized(tmp_path, "horovod", True)
     result = train(asked)
     assert result.steps == 50
     assert [device.samples for device in result.devices] == [1442, 720, 240]
     assert largest_difference(tmp_path / "run", 50, alone(asked)) <= 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
-def test_batch_norm_after_a_bias_differs_only_by_noise_that_adam_amplifies(
-    tmp_path: Path, backend: str
-) -> None:
+def test_batch_norm_after_a_bias_differs_only_by_noise_that_adam_amplifies(tmp_path: Path) -> None:
     # The gradient of such a bias is only rounding noise, which Adam normalises to a full step. One
     # process with reordered samples differs as much.
-    asked = normalized(tmp_path, backend, "biased")
-    assert train(asked).steps == 50
+    asked = normalized(tmp_path, "torch", "biased")
     expected = alone(asked)
-    found = trained(tmp_path / "run", 50)
+    found = train_in_threads(asked, tmp_path / "store", state)[0]
     assert relative_difference({"all": flat(found)}, {"all": flat(expected)}) <= 1e-8
     by_order = relative_difference(alone(asked, reordered=0), expected)
     assert relative_difference(found, expected) <= 2 * by_order
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
 def test_batch_norm_in_single_precision_differs_as_another_order_of_samples_does(
-    tmp_path: Path, backend: str
+    tmp_path: Path,
 ) -> None:
-    asked = normalized_single(tmp_path, backend)
-    assert train(asked).steps == 50
+    asked = normalized_single(tmp_path, "torch")
     expected = alone(asked)
     by_order = [relative_difference(alone(asked, reordered=seed), expected) for seed in range(3)]
-    assert largest_difference(tmp_path / "run", 50, expected) <= 2 * statistics.median(by_order)
+    found = train_in_threads(asked, tmp_path / "store", state)[0]
+    assert relative_difference(found, expected) <= 2 * statistics.median(by_order)
 
 
 def test_batch_norm_sees_the_joint_batch_in_single_precision_for_one_step(tmp_path: Path) -> None:
     asked = request(
-        tmp_path, [80, 40], validation_fraction=1677 / 1797, model={"norm": True}, **NO_SPARE
+        tmp_path,
+        [80, 40],
+        validation_fraction=1677 / 1797,
+        model={"norm": True},
+        backend="torch",
+        **NO_SPARE,
     )
     assert train(asked).steps == 1
     assert largest_difference(tmp_path / "run", 1, alone(asked)) <= 1e-6
 
 
-@pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])
-def test_micro_batches_add_up_to_the_joint_batch(tmp_path: Path, backend: str) -> None:
+def test_micro_batches_add_up_to_the_joint_batch(tmp_path: Path) -> None:
     # One rank has fewer samples than micro-batches, and the last step takes only 10 rows.
     asked = request(
         tmp_path,
         [40, 17, 3],
         validation_fraction=587 / 1797,
-        backend=backend,
+        backend="horovod",
         precision="fp64",
         **NO_SPARE,
     )
@@ -173,8 +179,5 @@ def test_batch_norm_takes_the_statistics_of_each_micro_batch_over_all_ranks(tmp_
         **NO_SPARE,
     )
     asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
-    assert train(asked).steps == 2
-    from safetensors.torch import load_file
-
-    found = load_file(tmp_path / "run/checkpoints/step-00000002/model.safetensors")
-    assert int(found["norm.num_batches_tracked"]) == 2 * 4
+    for found in train_in_threads(asked, tmp_path / "store", state):
+        assert int(found["norm.num_batches_tracked"]) == 2 * 4

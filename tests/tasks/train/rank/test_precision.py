@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from layout_ranks import train_in_threads
 from safetensors.torch import load_file
+from test_joint_batch import state
 from training_case import LEARNING_RATE, NO_SPARE, alone, request, rows, when_checkpoint
 
 from trainwright.estimator.devices import DEVICE_TYPES, half_precision
@@ -47,8 +49,6 @@ def trained(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
         ("amp", "torch", "momentum", 0.5),
         # Without clipping: the norm of bf16 gradients is computed in bf16, which is too inexact.
         ("bf16", "horovod", "adam", None),
-        pytest.param("amp", "horovod", "adam", 0.5, marks=pytest.mark.slow),
-        pytest.param("bf16", "torch", "momentum", None, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_at_3_to_1_differ_from_one_process_only_by_rounding(
@@ -77,7 +77,7 @@ def test_two_ranks_at_3_to_1_differ_from_one_process_only_by_rounding(
     assert 0 < difference(found, whole) <= 3 * rounding
 
 
-@pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
 def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, precision: str) -> None:
     asked = request(
         tmp_path,
@@ -85,15 +85,12 @@ def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, preci
         validation_fraction=646 / 1797,
         model={"norm": True},
         precision=precision,
-        backend="torch",
-        **NO_SPARE,
     )
-    assert train(asked).steps == 24
     single = asked.job.train.model_copy(update={"precision": "fp32"})
     in_fp32 = alone(
         asked.model_copy(update={"job": asked.job.model_copy(update={"train": single})})
     )
-    found, one = trained(tmp_path, 24), alone(asked)
+    found, one = train_in_threads(asked, tmp_path / "store", state)[0], alone(asked)
     statistics = [name for name in one if "running" in name]
     assert {found[name].dtype for name in statistics} == {torch.float32}
     rounding = difference(
@@ -116,26 +113,21 @@ def test_micro_batches_in_bf16_add_up_in_fp32(tmp_path: Path) -> None:
         tmp_path,
         [40, 20],
         validation_fraction=ROWS_OF_20_STEPS,
-        backend="torch",
         precision="bf16",
-        **NO_SPARE,
     )
     asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
-    assert train(asked).steps == 20
+    found = train_in_threads(asked, tmp_path / "store", state)[0]
     # After rounding to bf16, the order of an fp32 sum rarely shows; bf16 sums would differ a lot.
     whole = difference(alone(asked, [60]), alone(asked, [10] * 4 + [5] * 4))
-    assert difference(trained(tmp_path), alone(asked, [10] * 4 + [5] * 4)) < whole / 4
+    assert difference(found, alone(asked, [10] * 4 + [5] * 4)) < whole / 4
 
 
-@pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_a_stopped_training_in_half_precision_resumes_to_the_last_digit(
-    tmp_path: Path, precision: str
-) -> None:
+def test_a_stopped_training_in_half_precision_resumes_to_the_last_digit(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "devices": [{"type": "emulated", "speed": speed} for speed in (1.0, 0.5)],
         "optimizer": {"name": "adamw"},
         "model": {"norm": True, "dropout": 0.3},
-        "precision": precision,
+        "precision": "amp",
         "schedule": "cosine",
         "backend": "torch",
         **NO_SPARE,
