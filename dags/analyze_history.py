@@ -8,18 +8,19 @@ from airflow.sdk import DAG, Param, task
 
 from trainwright.dags.chain import RETRIES
 from trainwright.operators import AnalyzeOperator
+from trainwright.operators.failures import airflow_errors
 
 
 @task
+@airflow_errors()
 def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
     """The newest finished run of every job, or of the job in `params`."""
-    from trainwright.operators.base import airflow_errors, given
+    from trainwright.operators.base import given
     from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.runs.run import newest_finished
 
-    with airflow_errors():
-        job = given((params or {}).get("job"))
-        return [run.uri for run in newest_finished(settings_of(connection_ids()), job)]
+    job = given((params or {}).get("job"))
+    return [run.uri for run in newest_finished(settings_of(connection_ids()), job)]
 
 
 with DAG(

@@ -13,11 +13,13 @@ from airflow.sdk import DAG, Param, task
 
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.operators import CalibrateOperator
+from trainwright.operators.failures import airflow_errors
 
 POOL_FILES = sorted(str(path) for path in (Path(__file__).parent / "pools").glob("*.yaml"))
 
 
 @task
+@airflow_errors()
 def device_types(pool: str) -> list[dict[str, Any]]:
     """Every device type of the pool; CPUs once for each number of threads."""
     from trainwright.tasks.spec.pool import load_pool

@@ -15,20 +15,18 @@ from airflow.sdk import DAG, Param, task, task_group
 from trainwright.dags.chain import APPROVAL_TIMEOUT, RETRIES, chain
 from trainwright.operators import ApprovePromotionOperator, PromoteOperator
 from trainwright.operators.assets import PROMOTED
+from trainwright.operators.failures import airflow_errors
 
 
 @task
+@airflow_errors()
 def candidate_jobs(params: dict[str, Any] | None = None) -> list[Any]:
     """The candidates: paths of job files, or jobs as mappings."""
-    from trainwright.operators.base import airflow_errors
     from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.recommend.step import candidate_jobs as with_recommended
 
     given = params or {}
-    with airflow_errors():
-        return with_recommended(
-            list(given["jobs"]), int(given["top"]), settings_of(connection_ids())
-        )
+    return with_recommended(given["jobs"], int(given["top"]), settings_of(connection_ids()))
 
 
 @task_group
@@ -37,16 +35,15 @@ def candidate(job: Any) -> None:
     chain(job=job, new="true")
 
 
-@task(trigger_rule="all_done")
+@task(trigger_rule="all_done_min_one_success")
+@airflow_errors()
 def best(stored: Any) -> dict[str, Any]:
     """The best of the candidates that succeeded, and how the others compare."""
-    from trainwright.operators.base import airflow_errors
     from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.promote import best_of
 
-    with airflow_errors():
-        runs = (one["run"] for one in stored if one)
-        return best_of(runs, settings_of(connection_ids()))
+    runs = (one["run"] for one in stored if one)
+    return best_of(runs, settings_of(connection_ids()))
 
 
 with DAG(

@@ -9,6 +9,7 @@ time; if the run did not wait in the queue, it comes late.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -27,10 +28,10 @@ from airflow.sdk import (
     Param,
     ParamsDict,
 )
-from airflow.sdk.exceptions import AirflowFailException
 
 from trainwright.dags.chain import APPROVAL_TIMEOUT, RETRIES, chain, promotion
 from trainwright.operators.assets import data_asset, model_asset
+from trainwright.operators.base import REFUSED
 from trainwright.operators.hooks import configured
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.form import Form
@@ -62,7 +63,7 @@ def job_of(params: Mapping[str, Any]) -> str:
     try:
         return FORM.job_text(params)
     except BadInput as error:
-        raise AirflowFailException(f"{error.kind}: {error}") from None
+        return json.dumps({REFUSED: str(error)})  # the task says it: a template's error is hidden
 
 
 with DAG(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
 
-from trainwright.operators.failures import airflow_errors
+from trainwright.operators.failures import airflow_errors, lines_in_log
 from trainwright.operators.hooks import CONNECTION_FIELDS, connection_ids, settings_of
 from trainwright.operators.links import LINKS
 from trainwright.tasks.errors import BadInput
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from trainwright.tasks.chain import StepSpec
     from trainwright.tasks.context import RunContext
     from trainwright.tasks.settings import Settings
+
+
+REFUSED = "refused"
+"""Key of what a template renders instead of a job: why the trigger's form gives none."""
 
 
 class StepOperator(BaseOperator):
@@ -104,7 +108,7 @@ class StepOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Do the step. Errors that a retry cannot fix become AirflowFailException."""
-        with airflow_errors():
+        with airflow_errors(), lines_in_log():
             return self.work(context)
 
     @property
@@ -218,7 +222,12 @@ def _mapping(job: dict[str, Any] | str | None) -> dict[str, Any] | str:
     if isinstance(job, dict):
         return job
     text = given(job) or ""
-    return parse_text(text, "job") if text.startswith("{") else text
+    if not text.startswith("{"):
+        return text
+    found = parse_text(text, "job")
+    if REFUSED in found:
+        raise BadInput(str(found[REFUSED]))
+    return found
 
 
 def given(value: object) -> str | None:

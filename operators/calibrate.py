@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.operators.base import given
-from trainwright.operators.failures import airflow_errors
+from trainwright.operators.failures import airflow_errors, lines_in_log
 from trainwright.operators.hooks import configured
 
 
@@ -71,15 +71,15 @@ class CalibrateOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Measure, and keep the calibration in the cache and the store."""
         from trainwright.tasks.estimate.calibrate import calibrate_and_share, why_not_here
-        from trainwright.tasks.spec.documents import number
+        from trainwright.tasks.spec.documents import number, whole_number
 
-        with airflow_errors():
+        with airflow_errors(), lines_in_log():
             why_not = why_not_here(self.device_type, self.addresses)
             if why_not is not None:
                 raise AirflowSkipException(why_not)
             return calibrate_and_share(
                 self.device_type,
-                int(number("threads", self.threads)),
+                whole_number("threads", self.threads),
                 configured(),
                 budget_s=number("budget_s", self.budget_s),
                 most_drift=number("most_drift", self.most_drift),

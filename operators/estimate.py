@@ -56,10 +56,11 @@ class EstimateOperator(StepOperator):
         """Predict for the run's pool, or for `model` on `device_types`."""
         from trainwright.tasks.estimate.step import estimate_step
         from trainwright.tasks.extract import extract_model
+        from trainwright.tasks.spec.documents import whole_number
 
         if self.model is None:
             return super().work(context)
-        batch_size = int(self.batch_size)
+        batch_size = whole_number("batch_size", self.batch_size)
         settings = self.settings()
         structure = extract_model(self.model, settings, batch_size=batch_size)
         return {

@@ -47,10 +47,13 @@ class ExtractOperator(StepOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """Trace the run's model, or `model`."""
         from trainwright.tasks.extract import extract_model
+        from trainwright.tasks.spec.documents import whole_number
 
         if self.model is None:
             return super().work(context)
-        structure = extract_model(self.model, self.settings(), batch_size=int(self.batch_size))
+        structure = extract_model(
+            self.model, self.settings(), batch_size=whole_number("batch_size", self.batch_size)
+        )
         return structure.model_dump(
             mode="json", exclude={"trace", "layers"}
         )  # an XCom must be small

@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from trainwright.tasks import progress
 from trainwright.tasks.errors import (
     BusyMachine,
     Interrupted,
@@ -22,6 +23,7 @@ from trainwright.tasks.errors import (
     ServiceUnreachable,
     TrainwrightError,
 )
+from trainwright.tasks.event_lines import MovingLines
 
 _RETRIED = (ServiceUnreachable, RunHeld, BusyMachine, Interrupted)
 
@@ -40,6 +42,11 @@ def airflow_errors() -> Iterator[None]:
         if isinstance(error, _RETRIED) and not isinstance(error, NotInstalled):
             raise
         raise ExpectedFailure(f"{error.kind}: {error}") from None
+
+
+def lines_in_log() -> contextlib.AbstractContextManager[None]:
+    """Inside the block, the task's log has a line about long work at intervals."""
+    return progress.listening(MovingLines(progress.log_line))
 
 
 def one_line(_logger: Any, _level: str, record: MutableMapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from trainwright.operators.cluster_hooks import KubernetesHook, SlurmHook
@@ -209,13 +210,19 @@ def connection_ids(asked: Mapping[str, str | None] | None = None) -> dict[str, s
 
 
 def settings_of(ids: Mapping[str, str]) -> Settings:
-    """The settings with these connections applied. Raises BadInput if one lacks a field.
+    """The settings with these connections applied. Raises BadInput if one is missing or lacks a field.
 
     It waits for Airflow's answers: a trigger calls it in a thread, not in the event loop.
     """
     settings = configured()
     for field, name in ids.items():
-        connection = BaseHook.get_connection(name)
+        try:
+            connection = BaseHook.get_connection(name)
+        except AirflowNotFoundException:
+            raise BadInput(
+                f"{field}: got {name!r}; Airflow has no such connection; allowed: one of its "
+                "connections (Admin, Connections), or none"
+            ) from None
         values = _HOOKS[field].variables(connection, connection.extra_dejson)
         if "TRAINWRIGHT_LEDGER" in values:
             mask_secret(values["TRAINWRIGHT_LEDGER"])  # the URL contains the encoded password

@@ -291,7 +291,14 @@ def run_step(context: RunContext, spec: StepSpec) -> Reference:
                 ledger.release(run.uri, holder=me.name)
             else:
                 run.note(step=None, steps=took)
-            progress.emit("step", name=spec.name, state="done", seconds=seconds, summary=reference)
+            progress.emit(
+                "step",
+                name=spec.name,
+                state="done",
+                seconds=seconds,
+                summary=reference,
+                line=spec.summary(reference),
+            )
         except MustWait as wait:
             progress.emit("queue", message=str(wait), **wait.details)
             run.note(steps=_steps_with(context, spec, time.monotonic() - started))

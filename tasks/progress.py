@@ -1,7 +1,6 @@
-"""Progress events, as records of the logger `trainwright.progress`.
+"""Progress events: `emit` reports an event, and listeners receive it.
 
-`emit` reports an event, and listeners receive it. Without a listener, an event is an ordinary log
-line.
+An event that has a line for people (`tasks.event_lines`) is also an ordinary log line.
 """
 
 from __future__ import annotations
@@ -14,10 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainwright.tasks.event_lines import line_of
+
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 _log = logging.getLogger("trainwright.progress")
 _log.setLevel(logging.INFO)
+_log.propagate = False  # its handlers are the listeners
+_lines = logging.getLogger("trainwright.run")
+_lines.setLevel(logging.INFO)
 
 
 class _Handler(logging.Handler):
@@ -34,8 +38,15 @@ class _Handler(logging.Handler):
 
 def emit(event: str, **fields: Any) -> None:
     """Report an event, as in `emit("epoch", epoch=3, loss=0.21)`. Fields are JSON values."""
-    words = " ".join(f"{name}={value}" for name, value in fields.items())
-    _log.info("%s %s", event, words, extra={"event": {"event": event, **fields}})
+    said = {"event": event, **fields}
+    _log.info("%s", event, extra={"event": said})
+    if (line := line_of(said)) is not None:
+        log_line(line)
+
+
+def log_line(line: str) -> None:
+    """Write a line for people to the log of this process."""
+    _lines.info("%s", line.strip())
 
 
 def listen(listener: Listener) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.settings import Settings
@@ -107,6 +108,8 @@ def candidate_jobs(
     Jobs are files or mappings. A made job has the candidate's name added to its own. Raises
     BadInput, Infeasible.
     """
+    if not jobs:
+        raise BadInput("jobs: got none; allowed: one or more job files, or jobs as mappings")
     found: list[str | dict[str, Any]] = []
     for given in jobs:
         job = load_job(given)

@@ -197,13 +197,22 @@ def list_runs(store_uri: str, settings: Settings, job_name: str | None = None) -
 
 
 def newest_finished(settings: Settings, job_name: str | None = None) -> list[Run]:
-    """The newest sealed run of every job of the store, or of one. Raises BadInput."""
+    """The newest sealed run of every job of the store, or of one, which must have one.
+
+    Raises BadInput.
+    """
     if job_name is not None:
         validated(JobName, {"name": job_name}, "job")
     found: dict[str, Run] = {}
     for run in list_runs(settings.store, settings, job_name):
         if run.job_name not in found and run.finished():
             found[run.job_name] = run
+    if job_name is not None and not found:
+        known = sorted({run.job_name for run in newest_finished(settings)})
+        raise BadInput(
+            f"job: got {job_name!r}, of which {settings.store} has no finished run; "
+            f"allowed: {', '.join(known) or 'a job that has been trained'}"
+        )
     return list(found.values())
 
 

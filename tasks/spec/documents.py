@@ -490,3 +490,11 @@ def number(name: str, value: object) -> float:
         return float(str(value))
     except ValueError:
         raise BadInput(f"{name}: got {value!r}; allowed: a number") from None
+
+
+def whole_number(name: str, value: object) -> int:
+    """A whole number, given as a number or as text (from a template). Raises BadInput."""
+    found = number(name, value)
+    if not found.is_integer():
+        raise BadInput(f"{name}: got {value!r}; allowed: a whole number")
+    return int(found)

@@ -1,7 +1,8 @@
 """The job as a flat form: one field per leaf of the job's JSON schema, named like `train.epochs`.
 
-Sections, help, choices and limits come from `tasks.spec.job` alone. The form has no `schedule`:
-it runs the job now.
+Sections, help, choices and limits come from `tasks.spec.job` alone. Fields are offered empty, which
+means the default that their help names; only name, uri and target show those of an example. The
+form has no `schedule`: it runs the job now.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import parse_value, validated
 from trainwright.tasks.spec.job import Job, require_metrics
-from trainwright.tasks.spec.recipe import is_recipe_field
 
+_SHOWN = ("name", "data.uri", "data.target")
 _LEFT_OUT = ("schedule", "pool")  # the trigger has its own parameter for the pool
 _COPIED = (
     "minimum",
@@ -39,8 +40,7 @@ class FormField:
     schema: dict[str, Any]
     description: str
     default: Any
-    optional_part: str | None = field(repr=False)
-    takes_mapping: bool = field(default=False, repr=False)
+    takes_mapping: bool = False
     """whether it is a word, or a mapping as in a job file, such as `{dense: factors}`"""
 
 
@@ -51,21 +51,14 @@ def job_schema() -> dict[str, Any]:
 
 
 def fields(example: Job | None = None) -> list[FormField]:
-    """The form's fields, filled in with the example's values if there is one.
-
-    The form leaves out the example's pool, so it leaves out what the example demands of that pool:
-    the form as offered plans for the devices of this machine.
-    """
+    """The form's fields, with the example's name, uri and target if there is one."""
     document = job_schema()
     values = json.loads(example.model_dump_json()) if example is not None else {}
-    if example is not None and example.pool is not None:
-        values.pop("devices", None)
-        values["train"].pop("layout", None)
-    return list(_walk(document, document["$defs"], "", values, None))
+    return list(_walk(document, document["$defs"], "", values, optional=False))
 
 
 def _walk(
-    model: dict[str, Any], definitions: dict[str, Any], path: str, values: Any, part: str | None
+    model: dict[str, Any], definitions: dict[str, Any], path: str, values: Any, optional: bool
 ) -> Iterator[FormField]:
     for key, given in model["properties"].items():
         name = f"{path}{key}"
@@ -75,26 +68,23 @@ def _walk(
         inner = values.get(key) if isinstance(values, dict) else None
         if "$ref" in spec:
             below = definitions[spec["$ref"].rpartition("/")[2]]
-            yield from _walk(below, definitions, f"{name}.", inner, name if nullable else part)
+            yield from _walk(below, definitions, f"{name}.", inner, optional or nullable)
             continue
-        # Fields of an optional part stay empty: the part exists only if one of its fields is
-        # filled in.
-        default = inner if inner is not None else None if part else given.get("default")
-        empty = (
-            nullable or part is not None or key not in model.get("required", []) or default is None
-        )
-        schema = _leaf(spec, empty, given.get("title", key))
+        required = key in model.get("required", []) and not optional
+        schema = _leaf(spec, not required, given.get("title", key))
         schema["section"] = _section(path)
-        help_text = given.get("description", "")
-        if part and given.get("default") is not None:
-            help_text += f"; default: {_plain(given['default'])}"
+        help_text, left_out = given.get("description", ""), given.get("default")
         takes_mapping = any("$ref" in one for one in spec.get("anyOf", []))
+        if left_out not in (None, [], {}):
+            timed = not takes_mapping and "examples" in schema and "number" not in schema["type"]
+            help_text += f"; default: {_time(left_out) if timed else _plain(left_out)}"
         if takes_mapping:
             help_text += "; a word, or a mapping as in a job file, such as {dense: factors}"
-            default = json.dumps(default) if isinstance(default, dict) else default
-        else:
-            default = _first(default, schema)
-        yield FormField(name, schema, help_text, default, part, takes_mapping)
+        # A switch has no empty state, so it shows what holds if nobody touches it. A field of an
+        # optional part stays empty: the part exists only if one of its fields is filled in.
+        switch = spec.get("type") == "boolean" and not optional
+        default = inner if name in _SHOWN else left_out if switch else None
+        yield FormField(name, schema, help_text, default, takes_mapping)
 
 
 def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -144,48 +134,32 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _first(default: Any, schema: dict[str, Any]) -> Any:
-    """The default as a person would write it: a time with its unit."""
-    if "examples" not in schema or "number" in schema["type"]:
-        return default
-    seconds = default.removesuffix("s") if isinstance(default, str) else default
-    return default if seconds is None else f"{float(seconds):g}s"
+def _time(default: Any) -> str:
+    """A time as a person would write it, with its unit."""
+    return f"{float(str(default).removesuffix('s')):g}s"
 
 
 class Form:
     """A form with its defaults, and the conversion back to a job, which omits empty fields.
 
-    Without a model, fields of its recipe that have the job's defaults count as empty.
+    A switch that nobody touched counts as empty.
     """
 
     def __init__(self, example: Job | None = None) -> None:
         self.fields = fields(example)
-        self._blank = {one.name: one.default for one in fields()}
 
     def job(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The job of the filled-in form, as a job file's mapping. Raises BadInput with one line."""
         found: dict[str, Any] = {}
         filled = {one.name: _read(one, values.get(one.name, one.default)) for one in self.fields}
-        parts = {
-            one.optional_part
-            for one in self.fields
-            if one.optional_part and filled[one.name] is not None
-        }
-        recommended = "model" not in parts
-        for one in self.fields:
-            if filled[one.name] is None or (one.optional_part and one.optional_part not in parts):
+        for name, value in filled.items():
+            if value is None:
                 continue
-            if (
-                recommended
-                and is_recipe_field(one.name)
-                and filled[one.name] == self._blank[one.name]
-            ):
-                continue  # left as it was: the recommended model's recipe may fill it in
-            *above, last = one.name.split(".")
+            *above, last = name.split(".")
             place = found
             for key in above:
                 place = place.setdefault(key, {})
-            place[last] = filled[one.name]
+            place[last] = value
         require_metrics(validated(Job, found, "form"), "form")
         return found
 
@@ -210,7 +184,8 @@ class Form:
 
 def _read(one: FormField, value: Any) -> Any:
     """A field's value: None if empty; a number if the text is one and the field allows both."""
-    if value is None or (isinstance(value, str) and not value.strip()):
+    untouched = one.default is not None and isinstance(value, bool) and value == one.default
+    if value is None or untouched or (isinstance(value, str) and not value.strip()):
         return None
     kinds = one.schema["type"]
     if one.takes_mapping and isinstance(value, str):

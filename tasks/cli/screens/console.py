@@ -14,7 +14,7 @@ from rich.box import Box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trainwright.tasks import progress
@@ -188,16 +188,26 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+def progress_line(**options: Any) -> Progress:
+    """What goes on, a bar, and a note, which alone is cut to the width of the terminal."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(24, complete_style="cyan", finished_style="cyan"),
+        TextColumn(
+            "{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        ),
+        console=err,
+        expand=True,
+        **options,
+    )
+
+
 class Countdown:
     """A progress bar for `calibrate`, driven by its events."""
 
     def __init__(self, what: str) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
-            console=err,
+        self._progress = progress_line(
             transient=True,
             disable=not err.is_interactive,  # in a file it would only write an empty line
         )

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ import threading
 import time
 
 from trainwright.infra.airflow import training_service
-from trainwright.tasks import chain
+from trainwright.tasks import chain, progress
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import (
     Interrupted,
@@ -33,6 +34,7 @@ from trainwright.tasks.errors import (
     TrainwrightError,
     from_document,
 )
+from trainwright.tasks.event_lines import MovingLines
 from trainwright.tasks.leases.launch_right import host_of, on_this_machine, own_name, resource
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.leases.tables import process_started
@@ -45,6 +47,8 @@ LOOK_EVERY_S = 1.0
 GRACE_S = 7.0
 """The time for the ranks' last step and checkpoint after a stop: a task's ranks end within 10 s."""
 _LOGS = "logs"
+_LAUNCHER = "launcher"
+_TIME_OF_LINE = re.compile(r"[\d-]{10} [\d:,]{12} (INFO )?")
 _log = logging.getLogger("trainwright")
 
 
@@ -187,7 +191,7 @@ class Logs:
         self._positions = self._folder / "relayed.json"
 
     def fresh(self) -> list[str]:
-        """The lines since the last call, each with the name of its log."""
+        """The lines since the last call: a rank's with its name, the launcher's without time."""
         try:
             positions = json.loads(self._positions.read_text())
         except (FileNotFoundError, ValueError):
@@ -201,10 +205,15 @@ class Logs:
                 whole, _, _ = file.read().rpartition(b"\n")
             positions[path.name] = begin + (len(whole) + 1 if whole else 0)
             shown = whole.decode(errors="replace").splitlines()
-            lines += [f"{path.stem}: {line}" for line in shown if line.strip()]
+            lines += [_line_of(path.stem, line) for line in shown if line.strip()]
         if lines:
             self._positions.write_text(json.dumps(positions))
         return lines
+
+
+def _line_of(log: str, line: str) -> str:
+    """A line of a log as another log shows it, which has times of its own."""
+    return _TIME_OF_LINE.sub("", line) if log == _LAUNCHER else f"{log}: {line}"
 
 
 class _Launch:
@@ -294,6 +303,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    progress.listen(MovingLines(progress.log_line))
     settings = Settings.from_environment()
     replayed = Run(given.replay, settings) if given.replay is not None else None
     return _Launch(Run(given.run, settings), Holder(given.holder, given.pid), replayed).train()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
-from pathlib import Path
+import termios
 from typing import Any
 
 import pytest
@@ -17,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from trainwright.tasks import chain
 from trainwright.tasks.cli.screens.runs.run_view import Watch
-from trainwright.tasks.cli.screens.runs.train_view import LINE_EVERY_S, TrainView
+from trainwright.tasks.cli.screens.runs.train_view import TrainView
+from trainwright.tasks.event_lines import LINE_EVERY_S, MovingLines
 
 FIGURES = st.floats(0, 1e5, allow_nan=False)
 
@@ -64,7 +68,9 @@ def test_every_rank_has_a_line_with_its_parts_of_the_step() -> None:
     view.take({"event": "ranks", "devices": ["lab/gpu-0", "lab/gpu-1", "lab/gpu-2"]})
     view.take(event(10, 100, [0, 2]))
     lines = shown(view)
-    assert lines[0].startswith("step  10/100  epoch 2/5  loss 0.2500  lr 1.00e-03")
+    assert lines[0] == "step  10/100  epoch 2/5  loss 0.2500   1000 samples/s"
+    assert shown(view, 200)[0].startswith("step  10/100  epoch 2/5  loss 0.2500  lr 1.00e-03")
+    assert shown(view, 45)[0] == "step  10/100  epoch 2/5"
     by_device = {
         line.split()[0]: line.split()[1:] for line in lines[3:]
     }  # below the bar and the names of columns
@@ -79,9 +85,10 @@ def test_every_rank_has_a_line_with_its_parts_of_the_step() -> None:
     figure=FIGURES,
     memory=st.one_of(st.none(), st.floats(0, 1e13)),
     steps=st.integers(1, 10**8),
+    width=st.sampled_from([60, 80, 200]),
 )
-def test_any_figures_fit_80_columns(
-    names: list[str], step_s: float, figure: float, memory: float | None, steps: int
+def test_any_figures_fit_any_terminal(
+    names: list[str], step_s: float, figure: float, memory: float | None, steps: int, width: int
 ) -> None:
     view = TrainView()
     view.take({"event": "ranks", "devices": names})
@@ -103,9 +110,9 @@ def test_any_figures_fit_80_columns(
             "batch_size": 99999,
         }
     view.take(one)
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     lines = console.render_lines(view, console.options)
-    assert all(sum(segment.cell_length for segment in line) <= 80 for line in lines)
+    assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
     assert len(lines) == 3 + len(names)
 
 
@@ -128,18 +135,23 @@ def test_the_remaining_time_follows_from_the_pace_so_far(
     assert view.left_s() is None
 
 
-def test_a_file_gets_a_line_at_intervals_and_only_during_training() -> None:
-    now = [0.0]
-    view = TrainView(lambda: now[0])
-    assert view.due_line() is None
-    view.take(event(1, 9, [0]))
-    assert view.due_line() == "step 1/9  epoch 2/5  loss 0.2500  lr 1.00e-03   1000 samples/s"
-    assert view.due_line() is None
+def test_a_log_gets_a_line_at_intervals_and_an_epochs_line_counts() -> None:
+    now, lines = [0.0], list[str]()
+    moving = MovingLines(lines.append, lambda: now[0])
+    moving(event(1, 9, [0], loss=0.2512345678901234))
+    assert lines == ["step 1/9  epoch 2/5  loss 0.2512  lr 1.00e-03   1000 samples/s"]
+    moving(event(2, 9, [0]))
     now[0] += LINE_EVERY_S
-    assert view.due_line() is not None
-    view.take({"event": "step", "name": "train", "state": "success"})
+    moving({"event": "epoch", "epoch": 1})
+    moving(event(3, 9, [0]))
+    assert len(lines) == 1
     now[0] += LINE_EVERY_S
-    assert (view.training, view.due_line(), shown(view)) == (False, None, [""])
+    moving(event(4, 9, [0]))
+    moving({"event": "notice", "message": "has a line of its own"})
+    assert [line.split()[1] for line in lines] == ["1/9", "4/9"]
+    for rows in (10_000, 20_000):
+        moving({"event": "prepare", "uri": "x.csv", "rows": rows, "of": 30_000})
+    assert lines[2:] == ["data: 10,000 of 30,000 rows prepared"]
 
 
 SHOW = """
@@ -212,9 +224,8 @@ def test_a_searched_learning_rate_has_an_interval_and_a_given_one_has_none(
     source: str, interval: list[float], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = {"learning_rate": 0.01, "interval": interval, "source": source}
-    Watch()(
-        {"event": "step", "name": "search_lr", "state": "done", "seconds": 0.2, "summary": summary}
-    )
+    said = chain.step("search_lr").summary(summary)
+    Watch()({"event": "step", "name": "search_lr", "state": "done", "seconds": 0.2, "line": said})
     assert capsys.readouterr().err.splitlines() == [line]
 
 
@@ -234,25 +245,14 @@ def test_an_epoch_of_a_regression_shows_its_error(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.strip() == line
 
 
-def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Path) -> None:
-    events = json.dumps(
-        [
-            {"event": "step", "name": "train", "state": "started"},
-            {"event": "ranks", "devices": ["a/cpu0", "b/cpu0"]},
-            event(1, 4, [0, 1]),
-            event(2, 4, [0, 1]),
-            {"event": "epoch", "epoch": 0, "loss": 0.5},
-        ]
-    )
-    command = [sys.executable, "-c", SHOW, events]
-    environment = os.environ | {"COLUMNS": "80", "LINES": "30", "TERM": "xterm-256color"}
-    plain = subprocess.run(
-        command, stderr=subprocess.PIPE, env=environment, check=True, timeout=120
-    ).stderr.decode()
-    assert "\x1b" not in plain
-    assert [line.split()[:2] for line in plain.splitlines()] == [["step", "1/4"], ["epoch", "1"]]
+def _in_terminal(command: list[str], width: int) -> str:
+    """What a program writes to a terminal of this width."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, stderr=theirs, env=environment)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
+    without = {"COLUMNS", "LINES"}
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    environment["TERM"] = "xterm-256color"
+    process = subprocess.Popen(command, stdin=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     text = b""
     try:
@@ -262,11 +262,38 @@ def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Pa
         pass
     assert process.wait(60) == 0
     os.close(ours)
-    seen = text.decode()
-    assert all(text in seen for text in ("a/cpu0", "b/cpu0", "step 2/4"))
+    return text.decode()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_is_updated_in_place_and_no_line_is_wider_than_it(width: int) -> None:
+    long = "measuring small networks: " + ", ".join(f"convolution {n}" for n in range(20))
+    events = [
+        {"event": "step", "name": "estimate", "state": "started"},
+        {"event": "calibrate", "message": long},
+        {"event": "step", "name": "train", "state": "started"},
+        {"event": "ranks", "devices": ["a/cpu0", "b/cpu0"]},
+        event(1, 40000, [0, 1]),
+        event(20000, 40000, [0, 1], samples_per_s=123456.0),
+    ]
+    seen = _in_terminal([sys.executable, "-c", SHOW, json.dumps(events)], width)
+    assert all(text in seen for text in ("estimate", "a/cpu0", "step 20000/40000", "left"))
     assert "\x1b[1A" in seen or "\x1b[2K" in seen  # it overwrites its earlier lines
-    widest = max(
-        len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip())
-        for line in re.split(r"[\r\n]+", seen)
-    )
-    assert widest <= 80
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
+    assert max(map(len, lines)) <= width
+    places = {line.index("measuring") for line in lines if "measuring" in line}
+    assert len(places) == 1  # a long note moves nothing
+
+
+def test_a_file_gets_plain_lines() -> None:
+    events = [
+        {"event": "step", "name": "train", "state": "started"},
+        event(1, 4, [0, 1]),
+        event(2, 4, [0, 1]),
+        {"event": "epoch", "epoch": 0, "loss": 0.5},
+    ]
+    command = [sys.executable, "-c", SHOW, json.dumps(events)]
+    plain = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+    assert "\x1b" not in plain
+    assert [line.split()[:2] for line in plain.splitlines()] == [["step", "1/4"], ["epoch", "1"]]

@@ -51,15 +51,40 @@ jobs = st.fixed_dictionaries(
 )
 
 
+def filled(job: Job, form: Form) -> dict[str, Any]:
+    """The form's fields, filled in with a job's values."""
+    document = job.model_dump(mode="json")
+    values: dict[str, Any] = {}
+    for one in form.fields:
+        place: Any = document
+        for key in one.name.split("."):
+            place = place.get(key) if isinstance(place, dict) else None
+        values[one.name] = place
+    return values
+
+
 @given(jobs)
-def test_a_form_filled_in_from_a_job_gives_that_job_and_its_values_match_their_schemas(
-    values: dict[str, Any],
-) -> None:
+def test_a_form_filled_in_with_a_jobs_values_gives_that_job(values: dict[str, Any]) -> None:
     job = validated(Job, values, "job")
-    form = Form(job)
+    assert validated(Job, Form().job(filled(job, Form())), "form") == job
+
+
+def test_a_form_shows_name_uri_and_target_of_an_example_and_is_empty_otherwise() -> None:
+    form = Form(load_job(DIGITS))
+    shown = {one.name: one.default for one in form.fields if not isinstance(one.default, bool)}
+    assert {name for name, value in shown.items() if value is not None} == {
+        "name",
+        "data.uri",
+        "data.target",
+    }
     for one in form.fields:
         jsonschema.validate(one.default, one.schema)
-    assert validated(Job, form.job({}), "form") == job
+    fields = {one.name: one for one in form.fields}
+    assert fields["train.epochs"].description.endswith("; default: 5")
+    assert fields["queue_timeout"].description.endswith("; default: 3600s")
+    assert "default: auto" in fields["train.layout"].description
+    data = {"uri": "builtin:digits", "target": "label"}
+    assert form.job({}) == {"name": "digits", "data": data}
 
 
 def test_every_field_of_the_job_is_in_the_form_with_its_help_and_section() -> None:
@@ -90,27 +115,15 @@ def test_a_field_for_a_number_or_auto_accepts_text(given: object, means: object)
 )
 def test_a_layout_is_a_word_or_a_mapping_as_text(given: str, means: object) -> None:
     values = {"name": "a", "data.uri": "builtin:digits", "model.source": "m.py"}
-    assert Form().job(values | {"train.layout": given})["train"].get("layout") == means
+    assert Form().job(values | {"train.layout": given}).get("train", {}).get("layout") == means
 
 
-def test_the_layout_of_a_filled_in_form_is_the_jobs() -> None:
-    job = {"name": "a", "data": {"uri": "builtin:digits"}, "train": {"layout": {"dense": "rows"}}}
-    form = Form(validated(Job, job, "job"))
-    (field,) = (one for one in form.fields if one.name == "train.layout")
-    jsonschema.validate(field.default, field.schema)
-    assert "late-multiply" in field.schema["examples"]
-    assert form.job({})["train"]["layout"]["dense"] == "rows"
-
-
-def test_without_a_model_fields_of_its_recipe_that_were_left_are_not_set() -> None:
+def test_fields_that_were_left_are_not_set_so_that_a_recommended_recipe_fills_them_in() -> None:
     values = {"name": "a", "data.uri": "builtin:digits"}
-    left = Form().job(values | {"train.epochs": 5, "train.seed": 0})
-    assert "epochs" not in left["train"]
-    assert left["train"]["seed"] == 0
-    assert Form().job(values | {"train.epochs": 7})["train"]["epochs"] == 7
-    assert "model" not in left
-    given = Form().job(values | {"train.epochs": 5, "model.source": "m.py"})
-    assert given["train"]["epochs"] == 5
+    untouched = {one.name: one.default for one in Form().fields}
+    assert Form().job(untouched | values) == {"name": "a", "data": {"uri": "builtin:digits"}}
+    given = Form().job(untouched | values | {"train.epochs": 5, "train.adaptive_split": False})
+    assert given["train"] == {"epochs": 5, "adaptive_split": False}
 
 
 @pytest.mark.parametrize(
@@ -140,16 +153,6 @@ def test_without_a_model_fields_of_its_recipe_that_were_left_are_not_set() -> No
 def test_an_error_in_a_form_names_its_field(values: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         Form().job({"data.uri": "builtin:digits", **values})
-
-
-def test_a_form_offers_no_demand_on_devices_of_a_pool_that_it_leaves_out() -> None:
-    example = load_job(DIGITS, changes=["train.layout=sharded"])
-    assert example.devices.min_count == 2  # of its pool's two
-    offered = validated(Job, Form(example).job({}), "form")
-    plain = validated(Job, {"name": "a", "data": {"uri": "builtin:digits"}}, "job")
-    assert (offered.pool, offered.devices) == (None, plain.devices)
-    assert offered.train.layout == plain.train.layout
-    assert offered.data == example.data
 
 
 def test_a_form_accepts_a_job_file_but_not_both() -> None:

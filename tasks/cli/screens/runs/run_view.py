@@ -8,18 +8,17 @@ from typing import Any
 from rich.console import RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import TaskID
 from rich.text import Text
 
-from trainwright.tasks import chain
-from trainwright.tasks.cli.screens.console import err
+from trainwright.tasks.cli.screens.console import err, progress_line
 from trainwright.tasks.cli.screens.runs.train_view import TrainView
 from trainwright.tasks.errors import Interrupted
-from trainwright.tasks.spec.metric_names import METRICS, leading_metric
-from trainwright.tasks.units import metric
+from trainwright.tasks.event_lines import NAMED, MovingLines, line_of, moving_text
 
-_NAMED = 10
-"""Characters in which a line names what it is about."""
+_BEGINS = ("preload", "prepare", "stage")
+"""Events that name what goes on now, until the next one."""
+_OF_TRAINING = ("ranks", "train", "epoch", "step")
 _STYLES = {"note": "dim", "lost": "bold yellow"}
 
 
@@ -27,17 +26,12 @@ class Watch:
     """Shows a run's events: one line per finished step, and a progress bar."""
 
     def __init__(self) -> None:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(24, complete_style="cyan", finished_style="cyan"),
-            TextColumn("{task.fields[note]}"),
-        )
-        self._progress = Progress(*columns, console=err, auto_refresh=False)
+        self._progress = progress_line(auto_refresh=False)
         self._task: TaskID | None = None
-        self._noticed = ""
-        self._queued = ""
+        self._begun = ""
+        self._said: dict[str, str] = {}
         self._training = TrainView()
+        self._moving = MovingLines(lambda text: self._line(f"{'':<{NAMED}} {text}"))
         self._live = Live(
             console=err, get_renderable=self._now, refresh_per_second=4, transient=True
         )
@@ -60,69 +54,33 @@ class Watch:
     def __call__(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         self._training.take(event)
-        if kind == "run":
-            self._line(f"run        {event['run']}")
-        elif kind == "notice":
-            if event["message"] != self._noticed:  # each rank may report it
-                self._line(f"note       {event['message']}")
-            self._noticed = event["message"]
-        elif kind == "rank" and event["state"] != "loaded":
-            self._line(f"lost       rank {event['rank']} ({event['device']}) {event['state']}")
-        elif kind == "world":
-            self._line(f"ranks      training continues with {len(event['ranks'])}")
-        elif kind == "queue" and "place" in event:
-            held = f"; held by {event['held_by']}" if event.get("held_by") else ""
-            place = f"queue      place {event['place']} of {event['waiting']}{held}"
-            if place != self._queued:  # each waiting process reports it
-                self._line(place)
-            self._queued = place
-        elif kind == "preload":
-            share = event["bytes"] / max(1, event["of"])
-            self._begin(f"data to {event['host']}: {share:.0%} of {event['of'] / 1e6:.1f} MB")
-        elif kind == "prepare":
-            total = f" of {event['of']:,}" if event["of"] else ""
-            done = "prepared" if event["of"] else "looked at"
-            self._begin(f"data: {event['rows']:,}{total} rows {done}")
-        elif kind == "stage":
-            self._begin(f"starting {event['name']}")
-        elif kind == "step":
+        if kind in _OF_TRAINING and not err.is_terminal:
+            self._moving(event)
+        if kind == "step":
             self._step(event)
-        elif kind == "epoch":
-            known: dict[str, float] = {
-                name: event[name] for name in METRICS if event.get(name) is not None
-            }
-            names = dict.fromkeys(("train_loss", "loss", leading_metric(known)))
-            figures = "  ".join(
-                f"{name.replace('_', ' ')} {metric(event[name])}"
-                for name in names
-                if name is not None and event.get(name) is not None
-            )
-            self._line(f"           epoch {event['epoch'] + 1:>3}  {figures}")
-        elif kind == "split":
-            self._line(
-                f"           split {event.get('batch_sizes')} from step {event.get('step')}: "
-                f"{event.get('reason', '')}"
-            )
-        elif kind == "train":
-            if not err.is_terminal and (line := self._training.due_line()) is not None:
-                self._line(f"           {line}")
-        elif self._task is not None:
+        elif kind in _BEGINS:
+            self._begin(moving_text(event) or f"starting {event['name']}", kind)
+        elif (line := line_of(event)) is not None:
+            if line != self._said.get(kind):  # each rank or waiting process may report it
+                self._line(line)
+            if kind in ("notice", "queue"):
+                self._said[kind] = line
+        elif self._task is not None and kind != "train":
             self._update(event)
 
     def _step(self, event: dict[str, Any]) -> None:
-        name = event["name"]
         if event["state"] == "started":
-            self._begin(name)
+            self._begin(event["name"])
             return
         self._end()
         if event["state"] == "failed":
             stopped = event["error"]["kind"] == Interrupted.kind
-            err.print(f"[bold]{name:<10}[/] {'stopped' if stopped else '[red]failed[/]'}")
+            words = "stopped" if stopped else "[red]failed[/]"
+            err.print(f"[bold]{event['name']:<{NAMED}}[/] {words}")
             if "page" in event["error"]:  # of rejected data
                 self._line(f"page       {event['error']['page']}")
-        elif name != "release":
-            summary = chain.step(name).summary(event["summary"])
-            self._line(f"{name:<10} {event['seconds']:6.1f} s  {summary}")
+        elif (line := line_of(event)) is not None:
+            self._line(line)
 
     def _update(self, event: dict[str, Any]) -> None:
         assert self._task is not None
@@ -138,9 +96,13 @@ class Watch:
         )
         self._progress.update(self._task, completed=done, total=total, note=escape(note))
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, kind: str = "") -> None:
+        if self._task is not None and kind and kind == self._begun:
+            self._progress.update(self._task, description=escape(name))
+            return
         self._end()
-        self._task = self._progress.add_task(name, total=None, note="")
+        self._begun = kind
+        self._task = self._progress.add_task(escape(name), total=None, note="")
 
     def _end(self) -> None:
         if self._task is not None:
@@ -149,7 +111,7 @@ class Watch:
 
     def _line(self, text: str) -> None:
         """Print a line: what it is about in bold; dim, if it is about a part of a step."""
-        name = text[:_NAMED]
+        name = text[:NAMED]
         style = _STYLES.get(name.strip(), "bold")
         line = Text(text, style="dim" if not name.strip() else "")
         line.stylize(style, 0, len(name.rstrip()))
