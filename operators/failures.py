@@ -8,6 +8,7 @@ that record. Other exceptions keep theirs.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -25,6 +26,20 @@ from trainwright.tasks.errors import (
 )
 from trainwright.tasks.event_lines import MovingLines
 
+_CLEAR = "; it continues when Airflow retries this task or somebody clears it"
+_AFRESH = "a trigger with `new` (Start afresh)"
+_WORDS = (
+    (r"start a new run with --new|`trainwright run JOB --new`", _AFRESH),
+    (r"--new (starts|for)", rf"{_AFRESH} \1"),
+    (r"the same command|`trainwright run( JOB)?`", "clearing this task, or a new trigger,"),
+    (r"start again", "clear this task"),
+    (r"--set ([\w.]+)", r"\1 in the job"),
+    (r"--to\b", "export.to"),
+    (r"--budget\b", "budget_s"),
+    (r"--most-drift\b", "most_drift"),
+    (r"--(\w[\w-]*)", r"\1"),
+)
+"""What messages say to somebody at a terminal, and what that is in Airflow."""
 _RETRIED = (ServiceUnreachable, RunHeld, BusyMachine, Interrupted)
 
 
@@ -41,7 +56,7 @@ def airflow_errors() -> Iterator[None]:
         _log_in_one_line()
         if isinstance(error, _RETRIED) and not isinstance(error, NotInstalled):
             raise
-        raise ExpectedFailure(f"{error.kind}: {error}") from None
+        raise ExpectedFailure(f"{error.kind}: {airflows_words(str(error))}") from None
 
 
 def lines_in_log() -> contextlib.AbstractContextManager[None]:
@@ -54,9 +69,18 @@ def one_line(_logger: Any, _level: str, record: MutableMapping[str, Any]) -> Any
     error = sys.exc_info()[1]
     if record.get("exc_info") and isinstance(error, ExpectedFailure | TrainwrightError):
         del record["exc_info"]
-        kind = f"{error.kind}: " if isinstance(error, TrainwrightError) else ""
-        record["event"] = f"{kind}{error}"
+        record["event"] = str(error)
+        if isinstance(error, TrainwrightError):
+            way_out = _CLEAR if isinstance(error, Interrupted) else ""
+            record["event"] = f"{error.kind}: {airflows_words(str(error))}{way_out}"
     return record
+
+
+def airflows_words(text: str) -> str:
+    """A message with what to do in Airflow instead of a command of the terminal or its options."""
+    for pattern, words in _WORDS:
+        text = re.sub(pattern, words, text)
+    return text
 
 
 def _log_in_one_line() -> None:

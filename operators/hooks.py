@@ -210,9 +210,10 @@ def connection_ids(asked: Mapping[str, str | None] | None = None) -> dict[str, s
 
 
 def settings_of(ids: Mapping[str, str]) -> Settings:
-    """The settings with these connections applied. Raises BadInput if one is missing or lacks a field.
+    """The settings with these connections applied.
 
-    It waits for Airflow's answers: a trigger calls it in a thread, not in the event loop.
+    Raises BadInput if one is missing or lacks a field. It waits for Airflow's answers: a trigger
+    calls it in a thread, not in the event loop.
     """
     settings = configured()
     for field, name in ids.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context, ResumableJobMixin
 
 from trainwright.operators.base import StepOperator
-from trainwright.operators.failures import airflow_errors
+from trainwright.operators.failures import airflow_errors, airflows_words
 
 if TYPE_CHECKING:
     from trainwright.tasks.context import RunContext
@@ -152,7 +152,7 @@ class TrainOperator(ResumableJobMixin, StepOperator):
 
     def _relay(self, logs: Any) -> None:
         for line in logs.fresh():
-            self.log.info("%s", line)
+            self.log.info("%s", airflows_words(line))
 
     def _free(self, found: RunContext) -> None:
         found.ledger.release(found.run.uri, holder=found.holder.name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from trainwright.operators.failures import airflows_words
 from trainwright.operators.hooks import settings_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class TrainingTrigger(RunTrigger):
             except ServiceUnreachable as error:
                 self.log.warning("%s", error)
             for line in await asyncio.to_thread(logs.fresh):
-                self.log.info("%s", line)
+                self.log.info("%s", airflows_words(line))
             if running:
                 pause_s = max(LEAST_POLL_S, POLL_SHARE * (time.monotonic() - began))
                 await asyncio.sleep(min(self.look_every_s, pause_s))

@@ -86,6 +86,8 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
             raise BadInput(f"model.source: got {source}, which is {kind}; allowed: a regular file")
         if not path.is_file():
             raise BadInput(f"model.source: got {source}; there is no such file{meant_file(source)}")
+        if path.suffix != ".py":
+            raise BadInput(f"model.source: got {source}; allowed: a Python file{_job_hint(source)}")
         return path.name, _modules(path.parent)
     top = source.split(".")[0]
     try:
@@ -95,7 +97,7 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
     if spec is None:
         raise BadInput(
             f"model.source: got {source!r}; allowed: a file path/to/model.py, or a Python module "
-            "that can be imported"
+            f"that can be imported{_job_hint(source)}"
         )
     origin = Path(spec.origin or "")
     if not origin.is_file() or origin.suffix != ".py":
@@ -106,6 +108,13 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
     if spec.submodule_search_locations is None:
         return source, {origin.name: origin.read_bytes()}
     return source, {f"{top}/{name}": data for name, data in _modules(origin.parent).items()}
+
+
+def _job_hint(source: str) -> str:
+    """For a file that may be a job's: which command takes it."""
+    if Path(source).suffix not in (".yaml", ".yml", ".json"):
+        return ""
+    return f"; `trainwright plan {source}` takes a job file"
 
 
 def _modules(folder: Path) -> dict[str, bytes]:

@@ -348,6 +348,11 @@ def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
     if given in runs:
         return runs[given]
     of_job = [name for name, run in runs.items() if run.job_name == given]
+    if not of_job and Path(given).is_file():
+        raise BadInput(
+            f"run: got {given}, a file; allowed: a run's URI or id; `trainwright runs` lists runs, "
+            f"`trainwright run {given}` makes one if it is a job file"
+        )
     near = f"; did you mean {max(of_job)}?" if of_job else meant(given, runs)
     raise BadInput(
         f"run: got {given[:80]!r}; allowed: a run's URI, or an id that `trainwright runs` "

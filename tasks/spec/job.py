@@ -28,6 +28,7 @@ from trainwright.tasks.spec.documents import (
 from trainwright.tasks.spec.export_spec import ExportSpec
 from trainwright.tasks.spec.metric_names import SHARES, Metric, metrics_of
 from trainwright.tasks.spec.objective import DeviceFilter, Objective
+from trainwright.tasks.spec.other_documents import refuse_other, refuse_run
 from trainwright.tasks.spec.train_spec import TrainSpec
 
 Name = Annotated[
@@ -164,8 +165,10 @@ def load_job(
     if isinstance(source, dict):
         values, base, name = source, Path.cwd(), "job"
     else:
+        refuse_run(source, "job")
         path = Path(source).absolute()
         values, base, name = read_mapping(path), path.parent, str(source)
+        refuse_other(values, "job", name)
     for change in changes:
         values = changed(values, change)
     try:

@@ -26,6 +26,7 @@ from trainwright.tasks.spec.documents import (
 from trainwright.tasks.spec.host_spec import DeviceEntry, Host, Network, Ssh
 from trainwright.tasks.spec.job import Name
 from trainwright.tasks.spec.kubernetes_spec import Kubernetes
+from trainwright.tasks.spec.other_documents import refuse_other, refuse_run
 from trainwright.tasks.spec.prices import Power, Prices
 from trainwright.tasks.spec.slurm_spec import Slurm
 
@@ -273,7 +274,10 @@ def load_pool(path: str | Path | None) -> Pool:
             name="local",
             hosts=[Host(name="localhost", devices=[DeviceEntry(type="cpu", cores=cores)])],
         )
-    pool = validated(Pool, read_mapping(Path(path), "pool"), str(path))
+    refuse_run(path, "pool")
+    values = read_mapping(Path(path), "pool")
+    refuse_other(values, "pool", str(path))
+    pool = validated(Pool, values, str(path))
     files = {"identity": pool.ssh.identity, "known_hosts": pool.ssh.known_hosts}
     beside = {
         name: str(Path(path).absolute().parent / Path(file).expanduser())

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import doors
@@ -24,6 +25,7 @@ from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.allocate.joint_planner import MOST_JOBS
 from trainwright.tasks.estimate.calibrate import cached
 
+RUN = "20260101T000000Z-abcdef"
 MODELS = {
     "none.py": "x = 1\n",
     "raises.py": "def build_model():\n    raise ValueError('no width')\n",
@@ -127,6 +129,45 @@ def test_a_wrong_job_file(home: Path, tmp_path: Path, text: str | None, says: st
 )
 def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
     one_line(run(*args, "--json"), 2, says)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("pool job.yaml", "job.yaml: is a job file; its pool is p.yaml; allowed: a pool file"),
+        ("plan job.yaml --pool job.yaml", "is a job file; its pool is p.yaml; allowed: a pool"),
+        ("run p.yaml", "p.yaml: is a pool file; allowed: a job file, and this one as --pool p.y"),
+        ("train plan.json", "plan.json: is a plan; allowed: a job file; `trainwright train JOB"),
+        ("pool plan.json", "plan.json: is a plan; allowed: a pool file"),
+        ("validate job.json", "job.json: is a file of a run; allowed: a job file; `trainwright"),
+        (f"recommend {RUN}", f"{RUN}: is a run; allowed: a job file; `trainwright show file://"),
+        (f"plan file:///s/runs/x/{RUN}", f"`trainwright show file:///s/runs/x/{RUN}` shows"),
+        (f"pool s3://b/runs/x/{RUN}", f"s3://b/runs/x/{RUN}: is a run; allowed: a pool file"),
+        ("show job.yaml", "job.yaml, a file; allowed: a run's URI or id; `trainwright runs`"),
+        ("extract job.yaml", "that can be imported; `trainwright plan job.yaml` takes a job file"),
+        ("extract ./p.yaml", "got ./p.yaml; allowed: a Python file; `trainwright plan ./p.yaml` t"),
+    ],
+)
+def test_another_kind_of_file_is_named_with_what_takes_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINWRIGHT_STORE", tmp_path.as_uri())
+    write(tmp_path, pool="p.yaml")
+    documents = {
+        "p.yaml": {"name": "p", "hosts": [{"name": "here", "devices": [{"type": "cpu"}]}]},
+        "plan.json": {"schema_version": 1, "feasible": True, "devices": []},
+        "job.json": {"schema_version": 1, "name": "x", "data": {"uri": "builtin:digits"}},
+    }
+    for name, document in documents.items():
+        (tmp_path / name).write_text(json.dumps(document))
+    (tmp_path / RUN).mkdir()
+    one_line(run(*args.split(), "--json"), 2, says)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    said = run("--version")
+    assert (said.returncode, said.stdout) == (0, f"trainwright {version('trainwright')}\n")
 
 
 @pytest.mark.parametrize(

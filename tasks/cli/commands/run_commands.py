@@ -114,13 +114,14 @@ def _in_process(
                         message = f"--plan: train.layout asks for another layout than {layout}"
                         progress.emit("notice", message=f"{message}; the plan's is used")
                 chain.do(context, name)
+        except (Interrupted, KeyboardInterrupt) as error:
+            how = str(error) or "interrupted"
+            ended = Interrupted(f"{how}; the same command continues {run.uri}")
+            ended.run = run.uri
+            raise ended from None
         except TrainwrightError as error:
             error.run = run.uri
             raise
-        except KeyboardInterrupt:
-            ended = Interrupted(f"interrupted; the same command continues {run.uri}")
-            ended.run = run.uri
-            raise ended from None
         finally:
             context.ledger.release(run.uri, holder=holder.name)
     return run

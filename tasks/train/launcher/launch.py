@@ -107,8 +107,7 @@ def train(
     first = next(said for said in done.values() if "step" in said)
     if first["stopped"]:
         raise Interrupted(
-            f"stopped after step {first['step']}; its checkpoint is kept: the same command goes on",
-            step=first["step"],
+            f"stopped after step {first['step']}; its checkpoint is kept", step=first["step"]
         )
     return result_of(order, store, done, shares, state.step if state is not None else None)
 
