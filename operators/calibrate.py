@@ -71,14 +71,15 @@ class CalibrateOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Measure, and keep the calibration in the cache and the store."""
         from trainwright.tasks.estimate.calibrate import calibrate_and_share, why_not_here
-        from trainwright.tasks.spec.documents import number, whole_number
+        from trainwright.tasks.spec.documents import number, texts, whole_number
 
         with airflow_errors(), lines_in_log():
-            why_not = why_not_here(self.device_type, self.addresses)
+            device_type = str(self.device_type)
+            why_not = why_not_here(device_type, texts("addresses", self.addresses))
             if why_not is not None:
                 raise AirflowSkipException(why_not)
             return calibrate_and_share(
-                self.device_type,
+                device_type,
                 whole_number("threads", self.threads),
                 configured(),
                 budget_s=number("budget_s", self.budget_s),

@@ -56,7 +56,7 @@ class EstimateOperator(StepOperator):
         """Predict for the run's pool, or for `model` on `device_types`."""
         from trainwright.tasks.estimate.step import estimate_step
         from trainwright.tasks.extract import extract_model
-        from trainwright.tasks.spec.documents import whole_number
+        from trainwright.tasks.spec.documents import texts, whole_number
 
         if self.model is None:
             return super().work(context)
@@ -65,5 +65,5 @@ class EstimateOperator(StepOperator):
         structure = extract_model(self.model, settings, batch_size=batch_size)
         return {
             name: estimate_step(structure, settings, batch_size=batch_size, device_type=name)
-            for name in self.device_types
+            for name in texts("device_types", self.device_types)
         }

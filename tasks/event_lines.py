@@ -120,6 +120,9 @@ def moving_text(event: dict[str, Any]) -> str:
         case "fetch":
             total = f" of {size(event['of'])}" if event.get("of") else ""
             return f"data: {size(event['bytes'])}{total} fetched"
+        case "ramp":
+            loss = f", loss {event['loss']:.4f}" if event.get("loss") is not None else ""
+            return f"step {event['step']}, learning rate {event['learning_rate']:.2e}{loss}"
         case "export":
             took = f", {event['took_s']:.1f} s" if event.get("took_s") is not None else ""
             return f"{event['kind']}: {event['doing']}{took}"

@@ -24,6 +24,7 @@ from trainwright.tasks.data.sources import content_sha256, open_source, readable
 from trainwright.tasks.data.stored_rows import KEYS, TARGETS, StoredRows, of_arrays, of_table
 from trainwright.tasks.data.tables.table_arrays import CATEGORIES
 from trainwright.tasks.data.tables.table_source import TableSource
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 
@@ -145,7 +146,23 @@ def _rows(array: Stored, rows: Array) -> Array:
 
 
 def stored_rows(source: TableSource | Raw, sha256: str, spec: DataSpec) -> StoredRows:
-    """What is stored of a source. Raises BadInput if it does not fit the task."""
+    """What is stored of a source. Raises BadInput if it does not fit the task.
+
+    If it fits the task that is inferred without `data.task`, the error says so.
+    """
+    try:
+        return _stored_rows(source, sha256, spec)
+    except BadInput as error:
+        if spec.task is None:
+            raise
+        try:
+            fits = _stored_rows(source, sha256, spec.model_copy(update={"task": None}))
+        except BadInput:
+            raise error from None
+        raise BadInput(f"{error}; or clear data.task: the data is {fits.schema.task}") from None
+
+
+def _stored_rows(source: TableSource | Raw, sha256: str, spec: DataSpec) -> StoredRows:
     if isinstance(source, TableSource):
         return of_table(source, sha256, spec)
     return of_arrays(source, spec)

@@ -498,3 +498,11 @@ def whole_number(name: str, value: object) -> int:
     if not found.is_integer():
         raise BadInput(f"{name}: got {value!r}; allowed: a whole number")
     return int(found)
+
+
+def texts(name: str, value: object) -> list[str]:
+    """A list of texts, or one text. Raises BadInput."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+        raise BadInput(f"{name}: got {value!r:.80}; allowed: a list of texts")
+    return list(listed)

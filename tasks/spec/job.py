@@ -249,8 +249,11 @@ def require_metrics(
     }
     for field, metric in named.items():
         if metric and task and metric not in (known := metrics_of(task, classes)):
+            part = field if field.startswith("promotion") else field.rpartition(".")[0]
+            wrong = f" (or clear data.task, if {task} is wrong)" if job.data.task else ""
             raise BadInput(
-                f"{name}: {field}: got {metric!r}; allowed for {task}: {', '.join(known)}"
+                f"{name}: {field}: got {metric!r}; allowed for {task}: {', '.join(known)}; "
+                f"or clear {part}{wrong}"
             )
     if smoothing and task and not task.endswith("classification"):
         raise BadInput(

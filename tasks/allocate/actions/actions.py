@@ -1,8 +1,8 @@
-"""From a layout, what each rank does in a step: one list of actions for each rank.
+"""From a layout, what each rank is predicted to do in a step: one list of actions for each rank.
 
-The lists are simulated (`step_simulator`); tests check them (`action_check`). Ranks do the same,
-but driven by autograd and not by the list (`trainwright.tasks.train.layouts`). They are numbered
-as the layout's devices.
+The lists are simulated (`step_simulator`); tests check them (`action_check`). Ranks do not execute
+them: autograd drives their work (`trainwright.tasks.train.layouts`), and only the order of a
+pipeline's passes comes from the same `schedules`. Ranks are numbered as the layout's devices.
 
 A rank first runs its micro-batches forward and backward. A layer with sync `rows` gathers its
 inputs from all ranks, multiplies them by its own rows of the weight, and exchanges the results; its
