@@ -57,7 +57,7 @@ test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(BESIDE) $(OPTIONS)
 
 # Many tests wait for processes, so there is a worker more than cores. Those that fail beside others on a busy machine
-# run once more, alone.
+# run once more, alone; tests/failed_first.py names those that pass then.
 test-all: setup setup-system ## run all tests; a test that is skipped fails
 	$(BIN)/python -m pytest --no-skips --durations 60 $(BESIDE) -n $(WORKERS) \
 	|| $(BIN)/python -m pytest --no-skips --last-failed --last-failed-no-failures none

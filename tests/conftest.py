@@ -129,13 +129,14 @@ def pytest_make_collect_report(
     return report
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process, before anything loads torch.
 
     Child processes react to SIGINT even if a shell runs pytest in the background. A computation
     takes one thread, here and in child processes that set no number: there are as many workers as
     cores, and threads that wait for each other at every operation take several times the CPU time.
     """
+    config.pluginmanager.import_plugin("failed_first")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
