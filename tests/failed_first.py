@@ -1,4 +1,4 @@
-"""Names the tests that failed in the run before and passed when they ran again (`--last-failed`)."""
+"""Names the tests that failed in the run before and pass when they run again (--last-failed)."""
 
 from __future__ import annotations
 
