@@ -17,12 +17,15 @@ from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Structure
 from trainwright.operators import (
     AnalyzeOperator,
+    CalibrateOperator,
+    EstimateOperator,
     ExportOperator,
     ExtractOperator,
     TrainOperator,
 )
 from trainwright.operators.base import StepOperator
-from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.operators.failures import airflows_words
+from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.run_status import Status
@@ -139,6 +142,60 @@ def test_a_failure_that_airflow_retries_is_one_line_too(home: Path) -> None:
     record = _logged(Away(task_id="away", job={}))
     line = "service_unreachable: the store does not answer; start it with `trainwright up`"
     assert record == {"log_level": "error", "event": line}
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "it has changed; --new starts a new run with it",
+            "a trigger with `new` (Start afresh) st",
+        ),
+        ("train again with `trainwright run JOB --new`", "again with a trigger with `new` (Start"),
+        ("calibrate: interrupted; the same command continues", "clearing this task, or a new trig"),
+        ("it is kept in /x: start again on this machine", "clear this task on this machine"),
+        ("--budget: got -1; allowed: 1 or more", "budget_s: got -1; allowed: 1 or more"),
+        ("it needs 3 GiB; use --set train.global_batch_size=8", "use train.global_batch_size in"),
+        ("--out: x exists and holds no predictions", "out: x exists and holds no predictions"),
+    ],
+)
+def test_a_failure_says_what_to_do_in_airflow(said: str, shown: str) -> None:
+    assert shown in airflows_words(said)
+
+
+def test_a_stopped_step_says_how_it_continues(home: Path) -> None:
+    class Stopped(ExtractOperator):
+        def work(self, context: Any) -> dict[str, Any]:
+            raise Interrupted("stopped after step 5; its checkpoint is kept")
+
+    line = "interrupted: stopped after step 5; its checkpoint is kept; it continues when Airflow"
+    assert _logged(Stopped(task_id="stopped", job={}))["event"].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "says"),
+    [
+        (ExtractOperator, {"model": "m.py", "batch_size": "many"}, "batch_size: got 'many'; allow"),
+        (ExtractOperator, {"model": "m.py", "batch_size": "1.5"}, "batch_size: got '1.5'; allowed"),
+        (EstimateOperator, {"model": "m.py", "device_types": 5}, "model.source: got m.py; there"),
+        (CalibrateOperator, {"device_type": 5}, "device type: got '5'"),
+        (CalibrateOperator, {"threads": "inf"}, "threads: got 'inf'; allowed: a whole number"),
+        (CalibrateOperator, {"addresses": 5}, "addresses: got 5; allowed: a list of texts"),
+        (AnalyzeOperator, {"run": "nonsense"}, "run: got 'nonsense'; allowed"),
+        (
+            TrainOperator,
+            {"job": '{"refused": "job: what the form says"}'},
+            "job: what the form says",
+        ),
+        (TrainOperator, {"job": {}, "store_conn_id": "no"}, "store_conn_id: got 'no'; Airflow has"),
+    ],
+)
+def test_a_wrong_input_of_an_operator_is_one_line(
+    home: Path, operator: type[Any], inputs: dict[str, Any], says: str
+) -> None:
+    record = _logged(operator(task_id="x", **inputs))
+    assert record.pop("event").startswith(f"bad_input: {says}")
+    assert record == {"log_level": "error"}
 
 
 def test_an_unexpected_error_keeps_its_traceback(home: Path) -> None:
