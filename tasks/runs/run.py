@@ -6,6 +6,7 @@ finished; running the job again continues it.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -348,7 +349,7 @@ def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
     if given in runs:
         return runs[given]
     of_job = [name for name, run in runs.items() if run.job_name == given]
-    if not of_job and Path(given).is_file():
+    if not of_job and os.path.isfile(given):
         raise BadInput(
             f"run: got {given}, a file; allowed: a run's URI or id; `trainwright runs` lists runs, "
             f"`trainwright run {given}` makes one if it is a job file"

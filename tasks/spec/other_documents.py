@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,9 @@ def refuse_run(given: str | Path, wanted: Literal["job", "pool"]) -> None:
     # A path's parts are joined by single slashes, also those of a URI.
     text = str(given).replace("s3:/", "s3://").replace("file:/", "file:///")
     path = Path(given)
-    if not RUN_ID.fullmatch(path.name) or path.is_file():
+    if not RUN_ID.fullmatch(path.name) or os.path.isfile(given):
         return
-    run = path.resolve().as_uri() if path.is_dir() else text
+    run = path.resolve().as_uri() if os.path.isdir(given) else text
     raise BadInput(
         f"{text}: is a run; allowed: a {wanted} file; `trainwright show {run}` shows the run"
     )

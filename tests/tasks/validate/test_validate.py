@@ -64,7 +64,8 @@ def test_a_metric_that_the_inferred_task_lacks_is_refused(tmp_path: Path) -> Non
         validate_job(job, doors.settings())
     assert str(caught.value) == (
         "job: promotion.only_if_better: got 'r2'; "
-        "allowed for tabular-classification: accuracy, loss, f1, auc, log_loss"
+        "allowed for tabular-classification: accuracy, loss, f1, auc, log_loss; "
+        "or clear promotion.only_if_better"
     )
 
 
