@@ -359,7 +359,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             "a.csv",
             "a,label\n1,x\n2,y\n",
             {"task": "tabular-regression"},
-            "allowed for tabular-regression: numbers; or clear data.task: the data is tabular-class",
+            "allowed for tabular-regression: numbers; or clear data.task: the data is tabular-",
         ),
         ("a.csv", "a,label\n1,0.5\n2,1\n", {"task": "tabular-classification"}, "holds fractions"),
         (
