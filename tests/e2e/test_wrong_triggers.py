@@ -62,4 +62,4 @@ def test_a_wrong_trigger_fails_at_once_with_one_line_in_the_tasks_own_log(stack:
     _, *outputs = done.stdout.split("CASE\n")
     for (_, _, task, line), output in zip(CASES, outputs, strict=True):
         assert f"ENDED [['{task}', 1]]" in output
-        assert f"bad_input: {line}" in output.partition("Pre Execute")[2].partition("endgroup")[2]
+        assert f"bad_input: {line}" in output.partition("::endgroup::")[2]  # not in Pre Execute

@@ -15,7 +15,7 @@ def up(as_json: Json = False, debug: Debug = False) -> None:
 
     home = Settings.from_environment().home
     try:
-        with console.err.status("starting the S3 server and Airflow (a minute the first time)"):
+        with console.err.status("starting the S3 server and Airflow (first time: a minute)"):
             require_space(home / "lock", 0, "TRAINWRIGHT_HOME")
             local.up(home, dags_folder())
     except (OSError, TimeoutError) as error:
