@@ -122,7 +122,7 @@ bench: setup ## measure some of the figures of docs/benchmarks.md; as root, Slur
 	"tests/benchmarks/train/recovery.py 4 3 torch --hosts 0.5 0.5 0.5" \
 	"tests/benchmarks/train/checkpoint.py --checkpoints 8" "tests/benchmarks/train/checkpoint.py --store s3 --apart" \
 	tests/benchmarks/train/store_away.py "tests/benchmarks/train/launcher_killed.py 3" \
-	"tests/benchmarks/train/changing_quotas.py 2" tests/benchmarks/train/containers.py \
+	"tests/benchmarks/train/changing_quotas.py 2" "tests/benchmarks/train/busy_machine.py 3" tests/benchmarks/train/containers.py \
 	$(if $(filter 0,$(shell id -u)),tests/benchmarks/train/slurm_faults.py) "tests/benchmarks/train/time_to_target.py --rounds 2" \
 	tests/benchmarks/export/onnx_families.py tests/benchmarks/export/int8.py tests/benchmarks/export/circuits.py; do \
 	echo "== $$file"; $(BIN)/python $$file || exit; done

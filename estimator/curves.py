@@ -131,6 +131,11 @@ class DeviceCurve(FrozenModel):
 
     device_type: str = Field(description="of the device")
     cores: float | None = Field(default=None, description="of a CPU device")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="with which a CPU computes, as measured; None: one for each whole core",
+    )
     speed: float | None = Field(default=None, description="of an emulated device")
     local: bool | None = Field(
         default=None,
@@ -185,6 +190,12 @@ class DeviceCurve(FrozenModel):
     )
     energy_source: Literal["measured", "datasheet"] | None = Field(
         default=None, description="measured, or datasheet"
+    )
+    speed_drift: float = Field(
+        default=0.0,
+        ge=0,
+        description="how far the machine's speed spread while the device was calibrated, "
+        "(p90 - p10) / median",
     )
     notes: tuple[str, ...] = Field(default=(), description="notes for users about this prediction")
     basis: Basis | None = Field(default=None, description="None: not from a calibration")

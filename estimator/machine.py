@@ -28,6 +28,12 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
+def busy(drift: float) -> str:
+    """The words for a machine whose speed spread by this much while it was calibrated."""
+    varied = f"by {100 * drift:.0f} %" if drift < 10 else f"by a factor of {1 + drift:,.0f}"
+    return f"this machine was busy when it was calibrated: its speed varied {varied}"
+
+
 def machine_key() -> str:
     """A key of the processor and torch's version. Machines with equal keys share measurements."""
     return hashlib.sha256(

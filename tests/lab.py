@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from trainwright.infra.cpu_share import MOST_SHARES
+
 PREFIX = "tw"  # names of links have at most 15 characters
 _PERIOD_US, _LEAST_QUOTA_US = 10_000, 1000
 _FOLDER = Path("/run/trainwright-lab")
@@ -286,6 +288,11 @@ def _cgroup(name: str, cores: float) -> Path:
         with contextlib.suppress(OSError):  # it may be enabled already
             (second / "cgroup.subtree_control").write_text("+cpu")
     group.mkdir()
+    # A host has its cores for itself, whatever else runs on this machine.
+    if (group / "cpu.shares").exists():
+        (group / "cpu.shares").write_text(str(MOST_SHARES))
+    else:
+        (group / "cpu.weight").write_text("10000")
     _set_quota(group, cores)
     return group
 

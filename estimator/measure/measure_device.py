@@ -39,6 +39,7 @@ from trainwright.estimator.predict.calibration import Calibration, save
 from trainwright.estimator.predict.reference import references
 
 _FIT_SHARE = 0.15  # of the budget
+_EACH_ONCE_S = 15.0  # how long a smaller budget may last until each family was measured
 _GPU_GROWTH = (1, 8, 64)  # factors on batch sizes: a GPU needs far more samples to be busy
 _MEASURING = (
     "measure.networks.benchmark",
@@ -66,10 +67,11 @@ def measure(
     kept: KeptSamples | None = None,
     most_drift: float = math.inf,
 ) -> Calibration:
-    """Measure a device until the budget is used, each network family at least once.
+    """Measure a device until the budget is used.
 
-    `kept` has the samples so far, and gets the new ones. Raises BusyMachine if the machine's speed
-    spread by more than `most_drift` meanwhile.
+    A small budget lasts until each network family was measured once, but on a busy machine no
+    longer than `_EACH_ONCE_S`. `kept` has the samples so far, and gets the new ones. Raises
+    BusyMachine if the machine's speed spread by more than `most_drift` meanwhile.
     """
     torch.set_num_threads(threads)
     started = time.monotonic()
@@ -81,7 +83,10 @@ def measure(
     for number, network in enumerate(networks(seed, _GPU_GROWTH if device.is_gpu else (1,))):
         if number < len(done.samples):
             continue
-        if done.elapsed_s > (1 - _FIT_SHARE) * budget_s and number >= least:
+        last_s = (1 - _FIT_SHARE) * budget_s
+        if number < least:
+            last_s = max(last_s, _EACH_ONCE_S)
+        if done.elapsed_s > last_s and any(not sample.single for sample in done.samples):
             break
         torch.manual_seed(number)
         sample = measure_network(network, sentinel, device)

@@ -14,8 +14,8 @@ from trainwright.estimator.quantiles import NINETY, TEN_TO_NINETY
 
 SENTINEL_FLOPS = 3 * 2 * 160**3
 SENTINEL_CALLS = 90
-MOST_LASTING_DRIFT = 1.0
-"""An assumption: on a busy machine an interval grows to a factor of 1.9 either way, if it was 1."""
+MOST_LINEAR_DRIFT = 1.0
+"""The drift up to which times differ by a share rather than by a factor."""
 
 
 class Speed(FrozenModel):
@@ -62,10 +62,10 @@ def at_another_time(curve: DeviceCurve, drift: float) -> DeviceCurve:
 
     `drift` is how much the machine's speed spread meanwhile, (p90 - p10) / median. The speed in a
     training is assumed to differ from the calibrated one by as much: as for a normal distribution,
-    σ = drift / 2.56, independent of the error that the curve's interval already states. A spread
-    above MOST_LASTING_DRIFT is that of moments, over which a training averages.
+    σ = drift / 2.56, independent of the error that the curve's interval already states. On a busy
+    machine the speed differs by factors: from some drift on, ln(1 + drift) is the spread.
     """
-    width = NINETY * min(drift, MOST_LASTING_DRIFT) / TEN_TO_NINETY
+    width = NINETY * max(min(drift, MOST_LINEAR_DRIFT), math.log1p(drift)) / TEN_TO_NINETY
 
     def wider(factor: float) -> float:
         return math.exp(math.hypot(math.log(factor), width))
@@ -74,5 +74,6 @@ def at_another_time(curve: DeviceCurve, drift: float) -> DeviceCurve:
         update={
             "low_factor": 1 / wider(curve.low_factor),
             "high_factor": wider(curve.high_factor),
+            "speed_drift": drift,
         }
     )

@@ -285,6 +285,7 @@ def planned(
     return PlannedDevice(
         **device.model_dump(),
         batch_size=batch,
+        cpu_threads=kind.curve.threads,
         step_time_s=step_s,
         loop_s=kind.curve.loop_part_s(batch, accumulation),
         most_batch_size=most,

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.estimator.devices import EMULATED, known_type
-from trainwright.estimator.machine import MOST_DRIFT, machine_key, processor
+from trainwright.estimator.machine import MOST_DRIFT, busy, machine_key, processor
 from trainwright.estimator.measure.energy_meter import RAPL_ROOT
 from trainwright.estimator.named_file import require_space
 from trainwright.estimator.predict.calibration import Calibration, load, parse, save
 from trainwright.estimator.predict.loop_cost import LoopCost
+from trainwright.infra.cpu_share import cpu_share
 from trainwright.infra.lock import locked
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
@@ -39,6 +40,8 @@ from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.units import counted
 
 FIRST_USE_S = 35.0
+SECOND_S = 20.0
+"""for another number of threads"""
 BUDGET_S = 90.0
 PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
@@ -55,11 +58,18 @@ _HOME = "TRAINWRIGHT_HOME"
 """the setting that says where the cache is"""
 
 
-def calibration_for(threads: int, settings: Settings, store: str | None = None) -> Calibration:
+def calibration_for(
+    threads: int,
+    settings: Settings,
+    store: str | None = None,
+    *,
+    like: Calibration | None = None,
+) -> Calibration:
     """This machine's calibration for a number of CPU threads: cached, from the store, or measured.
 
-    Measuring takes a minute. `store` is a URI; default: the settings'. A busy machine is measured
-    too; its calibration states the drift, and is used for BUSY_KEPT_S only.
+    Measuring takes a minute, and half as long with `like`, the calibration for another number of
+    threads, which knows the rest. `store` is a URI; default: the settings'. A busy machine is
+    measured too; its calibration states the drift, and is used for BUSY_KEPT_S only.
     """
     path = cached(threads, settings)
     if (known := _from_cache(path)) is not None and known.loop is not None:
@@ -72,16 +82,30 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
         if (known := from_store(store or settings.store, "cpu", threads, settings)) is not None:
             save(known, path)
             return known if known.loop is not None else _with_training(path, known)
-        about_s = FIRST_USE_S + LOOP_S + PROCESS_S + _LOADING_S
+        budget_s = FIRST_USE_S if like is None else SECOND_S
+        about_s = budget_s + _LOADING_S + (LOOP_S + PROCESS_S if like is None else 0.0)
         with_threads = counted(threads, "thread")
         progress.emit(
             "notice",
             message=f"measuring this machine ({with_threads}) once, for about {about_s:.0f} s",
         )
-        measured = _run(path, FIRST_USE_S, threads, lock, "--most-drift", "inf")
-        made = _with_training(path, measured)
+        measured = _run(path, budget_s, threads, lock, "--most-drift", "inf")
+        if like is None:
+            made = _with_training(path, measured)
+        else:
+            made = measured.model_copy(
+                update={"loop": like.loop, "process_bytes": like.process_bytes}
+            )
+            save(made, path)
         _warn_if_busy(made)
         return made
+
+
+def known_calibration(threads: int, settings: Settings) -> Calibration | None:
+    """This machine's calibration for a number of CPU threads, if the cache or the store has it."""
+    return _from_cache(cached(threads, settings)) or from_store(
+        settings.store, "cpu", threads, settings
+    )
 
 
 def calibrate(
@@ -263,8 +287,7 @@ def _warn_if_busy(calibration: Calibration) -> None:
     if calibration.sentinel_drift > MOST_DRIFT:
         progress.emit(
             "notice",
-            message=f"this machine's speed varied by {100 * calibration.sentinel_drift:.0f} % "
-            "during calibration: predictions are rough; "
+            message=f"{busy(calibration.sentinel_drift)}: predictions are rough; "
             f"it is measured again after {BUSY_KEPT_S / 60:.0f} minutes",
         )
 
@@ -309,14 +332,18 @@ def _run(out: Path, budget_s: float, threads: int, lock: int, *options: str) -> 
     command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
     command += options
     last, failure = "", None
-    with subprocess.Popen(
-        dying_with_parent(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=(lock,),
-    ) as process:
+    with (
+        cpu_share("calibrate", threads) as share,
+        subprocess.Popen(
+            dying_with_parent(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(lock,),
+        ) as process,
+    ):
+        share.take(process.pid)  # measured in the surroundings of a rank
         try:
             for line in process.stderr or ():
                 last = line.strip() or last

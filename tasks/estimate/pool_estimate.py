@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from trainwright.estimator.curves import Mode
+from trainwright.estimator.curves import DeviceCurve, Mode
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
-from trainwright.estimator.predict.calibration import Calibration
-from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S
+from trainwright.estimator.predict.calibration import Calibration, op_count
+from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link
 from trainwright.estimator.predict.correction import FinishedRun, learn
 from trainwright.estimator.predict.loop_cost import in_training
 from trainwright.estimator.predict.machine_speed import at_another_time
@@ -25,6 +25,10 @@ from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import Device
 from trainwright.tasks.spec.prices import Power
 
+LONGEST_SMALL_OPERATION_S = 200e-6
+"""Operations that take longer on average gain from each thread more."""
+AS_FAST = 1.05
+"""Within the noise of two calibrations."""
 _VAGUEST: tuple[Mode, ...] = ("datasheet", "few-shot", "calibrated")
 
 
@@ -41,8 +45,9 @@ def estimate(
 ) -> Estimate:
     """One curve for each kind of device.
 
-    The calibration of a device kind (for a CPU: with its number of threads) predicts it. Without
-    one among `calibrations`, CPUs are measured, and GPUs are predicted by their datasheets. A curve
+    The calibration of a device kind (for a CPU: with its number of threads, or with a single thread
+    if that is as fast) predicts it. Without one among `calibrations`, CPUs are measured, and GPUs
+    are predicted by their datasheets. A curve
     describes a step of training: it includes the training loop's time if the calibration has it.
 
     CPUs of this machine are limited by its memory, the container's, and what the pool states. CPUs
@@ -72,33 +77,21 @@ def estimate(
             message=f"CPUs of {', '.join(unlike)}: predicted as if they were this machine's",
         )
     kinds = {device.variant: device for device in devices}.values()
-    known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
-    for device in kinds:
-        name = _measured_as(device.type, device.threads)
-        if device.type == "cpu" and name not in known:
-            known[name] = calibration_for(device.threads, settings, store)
+    given = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     several = sum(device.local for device in devices) > 1
     local_link = link_for_this_machine(settings) if several else None
-    curves, sources = [], {}
+    curves, sources = list[DeviceCurve](), dict[str, str]()
     for device in kinds:
-        name = _measured_as(device.type, device.threads)
-        calibration = known.get(name)
-        if calibration is not None:
-            sources[name] = calibration.sha256()
-        override = (power or {}).get(device.type)
-        curve = predict_curve(
+        choices = _calibrations(structure, device, given, settings, store)
+        sources |= {
+            _measured_as(one.device_type, one.threads): one.sha256()
+            for one in choices
+            if one is not None
+        }
+        curve = _fastest(
             structure,
-            calibration,
-            device_type=device.type,
-            cores=device.cores,
-            speed=device.speed,
-            power_w=(override.idle_w, override.load_w) if override else None,
+            [_curve(structure, device, one, local_link, power or {}) for one in choices],
         )
-        if calibration is not None and calibration.loop is not None:
-            after_sum_s = local_link.after_sum_s if local_link is not None and device.local else 0.0
-            curve = in_training(curve, structure, calibration.loop, after_sum_s)
-        if calibration is not None:
-            curve = at_another_time(curve, calibration.sentinel_drift)
         if device.type in HOST_MEMORY_TYPES:
             where = {"local": device.local, "host_memory_bytes": device.host_memory_bytes}
             curve = curve.model_copy(update={**where, "memory_limit_bytes": _memory(device)})
@@ -121,6 +114,68 @@ def estimate(
         passes=known_passes(settings),
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )
+
+
+def _calibrations(
+    structure: Structure,
+    device: Device,
+    given: Mapping[str, Calibration],
+    settings: Settings,
+    store: str | None,
+) -> list[Calibration | None]:
+    """The calibrations with which a device can compute: a CPU of several cores by thread count.
+
+    A single thread is measured too if the operations are so small that it may be as fast. Nothing
+    is measured for a device whose calibration is given.
+    """
+    name = _measured_as(device.type, device.threads)
+    if device.type != "cpu" or name in given:
+        alone = given.get(_measured_as("cpu", 1)) if device.type == "cpu" else None
+        return [given.get(name), *([alone] if alone is not None and device.threads > 1 else [])]
+    full = calibration_for(device.threads, settings, store)
+    step_s = full.step_times_s(structure, [structure.batch_size])[0]
+    if device.threads == 1 or step_s > LONGEST_SMALL_OPERATION_S * op_count(structure):
+        return [full]
+    return [full, calibration_for(1, settings, store, like=full)]
+
+
+def _fastest(structure: Structure, curves: Sequence[DeviceCurve]) -> DeviceCurve:
+    """The curve that is fastest at the traced batch size; of about equal ones, the last.
+
+    That is the curve of a single thread, which needs no other thread to wake up in time.
+    """
+    times = [curve.median_s(structure.batch_size) for curve in curves]
+    fast = [
+        one for one, seconds in zip(curves, times, strict=True) if seconds <= AS_FAST * min(times)
+    ]
+    return fast[-1]
+
+
+def _curve(
+    structure: Structure,
+    device: Device,
+    calibration: Calibration | None,
+    local_link: Link | None,
+    power: Mapping[str, Power],
+) -> DeviceCurve:
+    """The cost of a step of training on a device, by a calibration or the datasheet."""
+    override = power.get(device.type)
+    curve = predict_curve(
+        structure,
+        calibration,
+        device_type=device.type,
+        cores=device.cores,
+        speed=device.speed,
+        power_w=(override.idle_w, override.load_w) if override else None,
+    )
+    if calibration is None:
+        return curve
+    if calibration.loop is not None:
+        after_sum_s = local_link.after_sum_s if local_link is not None and device.local else 0.0
+        curve = in_training(curve, structure, calibration.loop, after_sum_s)
+    if device.type == "cpu":
+        curve = curve.model_copy(update={"threads": calibration.threads})
+    return at_another_time(curve, calibration.sentinel_drift)
 
 
 def _memory(device: Device) -> float | None:

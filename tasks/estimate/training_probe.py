@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from trainwright.infra.cpu_share import cpu_share, processors
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
 from trainwright.tasks.errors import TrainwrightError
@@ -34,16 +35,25 @@ def measured_by(module: str, what: str, budget_s: float) -> bytes:
     with tempfile.TemporaryDirectory(prefix="trainwright-probe-") as name:
         found = Path(name) / "found.json"
         command = [sys.executable, "-m", module, "--out", str(found), "--budget", str(budget_s)]
-        done = subprocess.run(
-            dying_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        with (
+            cpu_share("probe", processors()) as share,
+            subprocess.Popen(
+                dying_with_parent(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as process,
+        ):
+            share.take(process.pid)
+            try:
+                _, stderr = process.communicate()
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            last = (stderr.strip().splitlines() or ["no output"])[-1]
             raise TrainwrightError(
-                f"calibrate: measuring {what} exited with {done.returncode}: {last[:300]}"
+                f"calibrate: measuring {what} exited with {process.returncode}: {last[:300]}"
             )
         return found.read_bytes()

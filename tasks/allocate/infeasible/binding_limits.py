@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from trainwright.estimator.machine import MOST_DRIFT, busy
 from trainwright.tasks.allocate.infeasible.binding_memory import nothing_fits
 from trainwright.tasks.allocate.layouts.planning import LayoutCandidate
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
@@ -67,6 +68,11 @@ def infeasible(
         of = f"the first {_MAX_KINDS} kinds" if tried > _MAX_KINDS else "any kind"
         why.sentences.append(f"one more device of {of} in the pool: no nearer limit was found")
     why.sentences += [more] if more else []
+    drift = max((curve.speed_drift for curve in problem.model.estimate.curves), default=0.0)
+    if drift > MOST_DRIFT:
+        why.sentences.append(
+            f"{busy(drift)}, so this is rough; `trainwright calibrate` measures it"
+        )
     confidence = problem.job.objective.confidence
     return Infeasible(
         f"no feasible plan: {'; '.join(why.sentences)} (at confidence {confidence:g}; {why.shape})",

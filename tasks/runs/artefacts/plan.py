@@ -33,6 +33,11 @@ class PlannedDevice(Device):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     batch_size: int = Field(description="its samples of a step")
+    cpu_threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads with which it computes; None: one for each whole core",
+    )
     most_batch_size: int | None = Field(
         default=None,
         description="samples that its memory can hold, beside the other ranks; None: not known",
@@ -56,6 +61,11 @@ class PlannedDevice(Device):
     available: str | None = Field(
         default=None, description="its host's daily window, UTC; None: always"
     )
+
+    @property
+    def threads(self) -> int:
+        """The number of CPU threads with which it computes."""
+        return self.cpu_threads or super().threads
 
     def largest_batch(self, limit_bytes: float) -> int | None:
         """The largest batch within a memory limit; None without a rising memory curve."""

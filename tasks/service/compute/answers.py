@@ -74,7 +74,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
     calibrations = [_calibration(one) for one in request["calibrations"]]
     if not request["may_measure"]:
-        _need_nothing_measured(usable(pool, job), calibrations)
+        calibrations += _known(usable(pool, job), calibrations)
     schema = DataSchema.model_validate(request["schema"])
     # From `rows` alone, the kind of task is not known.
     task = schema.task if schema.task != "custom" else job.data.task
@@ -85,16 +85,20 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     ).model_dump(mode="json")
 
 
-def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration]) -> None:
-    """Raises Forbidden if this machine must be measured first, which uses its devices."""
-    from trainwright.tasks.estimate.calibrate import cached, from_store
+def _known(devices: list[Device], calibrations: list[Calibration]) -> list[Calibration]:
+    """What this machine knows besides the given calibrations.
+
+    Raises Forbidden if the machine must be measured first, which uses its devices.
+    """
+    from trainwright.tasks.estimate.calibrate import known_calibration
     from trainwright.tasks.estimate.link import link_file
 
     settings = Settings.from_environment()
     given = {one.threads for one in calibrations if one.device_type == "cpu"}
-    for threads in {one.threads for one in devices if one.type == "cpu"} - given:
-        known = cached(threads, settings).exists()
-        if not known and from_store(settings.store, "cpu", threads, settings) is None:
+    needed = {one.threads for one in devices if one.type == "cpu"} - given
+    known = {threads: known_calibration(threads, settings) for threads in needed | ({1} - given)}
+    for threads in needed:
+        if known[threads] is None:
             raise Forbidden(
                 f"calibrations: none for a CPU of {threads} thread(s); give one, since "
                 "measuring it needs the right to start runs"
@@ -104,6 +108,7 @@ def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration
             "pool: the link between this machine's devices is not measured yet; measuring it needs "
             "the right to start runs"
         )
+    return [one for one in known.values() if one is not None] if needed else []
 
 
 def _offers(request: dict[str, Any]) -> list[dict[str, Any]]:

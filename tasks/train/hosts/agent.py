@@ -41,12 +41,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainwright.estimator.interfaces import interface_of
+from trainwright.infra.cpu_share import CpuShare, remove_stale_cgroups
 from trainwright.infra.lock import locked
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.channel import VARIABLE
-from trainwright.tasks.train.cpu_share import CpuShare, remove_stale_cgroups
 
 BEAT_S = 5.0
 SILENCE_S = 60.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from trainwright.infra.cpu_share import MOST_SHARES, shares_of
 from trainwright.tasks.spec.container_spec import Container
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.hosts.versions import IMAGE
@@ -55,6 +56,9 @@ def contained(
         return list(words)
     memory = container.memory or host_memory
     options = ["--rm", "--interactive", "--network", "host"]
+    # with an ordinary weight, a rank's threads queue behind other programs of the host
+    shares = MOST_SHARES if container.cpus is None else shares_of(container.cpus)
+    options += ["--cpu-shares", str(shares)]
     options += [word for name in _PASSED_ON for word in ("--env", name)]
     if container.cpus is not None:
         options += ["--cpus", f"{container.cpus:g}"]

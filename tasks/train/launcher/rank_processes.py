@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from trainwright.estimator.devices import threads_of
-from trainwright.tasks.train import cpu_share
-from trainwright.tasks.train.cpu_share import CpuShare
+from trainwright.infra import cpu_share
+from trainwright.infra.cpu_share import CpuShare
 from trainwright.tasks.train.exchange.rendezvous import Rendezvous
 from trainwright.tasks.train.hosts.host_addresses import LOOPBACK_VARIABLES
 from trainwright.tasks.train.hosts.hosts import Hosts, machine
@@ -70,7 +69,7 @@ class RankProcesses:
 
     def start(self, number: int) -> None:
         """Start a device's process, here or on its host."""
-        threads = threads_of(self._devices[number].cores)
+        threads = self._devices[number].threads
         log = self._work / "logs" / f"rank-{number}.log"
         if self._hosts is not None and not self._devices[number].local:
             remote = self._hosts.start(number, own_environment(number, threads), log)

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.estimator.devices import number_of, threads_of
+from trainwright.estimator.devices import number_of
 from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.infra.cpu_share import join_cgroup
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.prepared import prepared
@@ -28,7 +29,6 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.channel import STOP_SIGNAL, Channel, RankChannel, under_torchrun
-from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.exchange.collective import SUM_S, PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.launcher.rank_process import SPARE
@@ -131,7 +131,7 @@ def _load_rank(order: Order, number: int, model: ModelDefinition | None, peers: 
     else:
         dataset = prepared(request.local_data, request.settings.home, request.job.train.seed)
     planned = request.plan.devices[number]
-    torch.set_num_threads(threads_of(planned.cores))
+    torch.set_num_threads(planned.threads)
     if (cgroup := order.cgroups[number]) is not None:
         join_cgroup(Path(cgroup))
     return Rank(request, dataset, peers, _device(planned), number, model)

@@ -139,6 +139,26 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
     assert Estimate.model_validate_json(found.model_dump_json()) == found
 
 
+@pytest.mark.parametrize(("factor", "threads"), [(1.02, 1), (1.2, 2)])
+def test_several_cores_compute_with_a_single_thread_if_it_is_as_fast(
+    factor: float, threads: int, calibration: Calibration, structure: Structure
+) -> None:
+    slower = calibration.correction.model_copy(
+        update={
+            name: factor * getattr(calibration.correction, name)
+            for name in ("scale", "per_op_s", "fixed_s")
+        }
+    )
+    alone = calibration.model_copy(update={"correction": slower, "first_touch_s_per_byte": 0.0})
+    both = calibration.model_copy(update={"threads": 2, "first_touch_s_per_byte": 0.0})
+    device = _device(0, "cpu", cores=2.0)
+    found = estimate(structure, [device], [both, alone], settings=doors.settings())
+    assert found.curve(device).threads == threads
+    assert set(found.calibrations) == {"cpu, 1 thread(s)", "cpu, 2 thread(s)"}
+    one = estimate(structure, [device], [both], settings=doors.settings())
+    assert one.curve(device).threads == 2
+
+
 def test_local_memory_is_a_limit_and_a_notice_says_that_other_hosts_memory_is_unknown(
     structure: Structure,
 ) -> None:

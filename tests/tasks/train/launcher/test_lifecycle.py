@@ -329,7 +329,7 @@ def test_ranks_with_fractions_of_a_core_are_limited_to_them_and_leave_no_cgroup(
 
 
 def test_a_duty_cycle_stops_and_continues_a_process_and_finally_lets_it_run() -> None:
-    from trainwright.tasks.train.cpu_share import DutyCycle
+    from trainwright.infra.cpu_share import DutyCycle
 
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
