@@ -6,8 +6,8 @@ On hosts of a lab, by podman with this machine's root file system (needs root). 
 times each: the CPUs that a busy process gets, beside its `cpus`; the memory that a process has
 touched when it is killed, beside its `memory` (its Python is a part of it); the seconds from a
 killed container until two more steps are finished, with the longest pause in the second before.
-If other work runs, give the group of podman's containers more weight first (cpu.shares of
-/sys/fs/cgroup/cpu/libpod_parent), or they get less than their quota.
+If other work runs, give the group above podman's containers more weight first (cpu.shares of
+/sys/fs/cgroup/cpu/libpod_parent): theirs counts within it.
 """
 
 from __future__ import annotations
