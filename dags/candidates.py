@@ -62,8 +62,8 @@ with DAG(
             type="array",
             items={"type": ["string", "object"]},
             title="Jobs",
-            description="job files on the workers; each has its own name, all have the same metric "
-            "to compare",
+            description='job files on the workers, as in ["/jobs/a.yaml", "/jobs/b.yaml"], or jobs '
+            "as mappings; each has its own name, all have the same metric to compare",
         ),
         "top": Param(
             3,

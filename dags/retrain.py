@@ -87,15 +87,20 @@ with DAG(
             run="{{ params.run }}",
         )
     )
+FIELDS = {
+    one.name: Param(one.default, description=one.description, schema=one.schema)
+    for one in sorted(FORM.fields, key=lambda one: "section" in one.schema)
+}
 # Set after the tasks are made: each task would otherwise be serialised with a copy of all of them.
 # At run time a task gets its DAG's params anyway.
 retrain.params = ParamsDict(
     {
+        **FIELDS,  # those without a section are shown first
         "job": Param(
             None,
             type=["null", "string", "object"],
             title="Job file",
-            description="path of a job file on the workers; empty: the fields below define the job",
+            description="path of a job file on the workers; empty: the other fields define the job",
             examples=[str(path) for path in JOB_FILES],
         ),
         "pool": Param(
@@ -116,10 +121,6 @@ retrain.params = ParamsDict(
         "run": Param(
             None, type=["null", "string"], title="Run", description="URI of a run to continue"
         ),
-        **{
-            one.name: Param(one.default, description=one.description, schema=one.schema)
-            for one in FORM.fields
-        },
     }
 )
 

@@ -72,7 +72,10 @@ def _walk(
             continue
         required = key in model.get("required", []) and not optional
         schema = _leaf(spec, not required, given.get("title", key))
-        schema["section"] = _section(path)
+        if name in _SHOWN:  # Airflow shows fields without a section first, and unfolded
+            schema["title"] = _section(name)
+        else:
+            schema["section"] = _section(path)
         help_text, left_out = given.get("description", ""), given.get("default")
         takes_mapping = any("$ref" in one for one in spec.get("anyOf", []))
         if left_out not in (None, [], {}):

@@ -41,6 +41,7 @@ answer = {
                t.task_id: [type(t).__module__, sorted(t.downstream_task_ids)] for t in dag.tasks
            },
            "schedule": str(dag.schedule), "doc": dag.doc_md, "params": sorted(dag.params),
+           "first": list(dag.params)[:3],
            "catchup": dag.catchup,
            "description": dag.description, "retries": [t.retries for t in dag.tasks],
            "assets": str(getattr(dag.timetable, "asset_condition", "")),
@@ -127,6 +128,7 @@ def test_the_shipped_dags_load_nothing_heavy_and_use_only_our_operators(look: Lo
     assert {"job", "new", "pool", "replay", "run", "name", "train.epochs"} <= set(
         dags["retrain"]["params"]
     )
+    assert dags["retrain"]["first"] == ["name", "data.uri", "data.target"]
     assert dags["retrain_digits"]["outlets"] == [
         "x-trainwright://models/digits",
         "trainwright-promoted-models",
