@@ -69,6 +69,7 @@ def batch_spec(schema: DataSchema) -> BatchSpec:
     return BatchSpec(
         inputs=schema.inputs,
         input_dtypes=schema.input_dtypes,
+        nesting=schema.nesting,
         target_dtype=schema.target_dtype,
         target_shape=schema.target_shape,
         classes=len(schema.classes) if schema.classes else None,

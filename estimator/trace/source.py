@@ -14,7 +14,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,8 @@ class BatchSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
     inputs: dict[str, tuple[int, ...]]
     input_dtypes: dict[str, str]
+    nesting: Any = None
+    """see `nested`"""
     target_dtype: str
     target_shape: tuple[int, ...] = ()
     classes: int | None = None
@@ -190,6 +192,21 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
             "batch through them there"
         )
     return model
+
+
+def nested(inputs: Mapping[str, Any], nesting: Any = None) -> Any:
+    """Inputs by name as a model gets them.
+
+    `nesting` has the names in nested lists, which become tuples, and dicts. Without it, a single
+    input is given alone and several as a dict.
+    """
+    if isinstance(nesting, list | tuple):
+        return tuple(nested(inputs, part) for part in nesting)
+    if isinstance(nesting, dict):
+        return {key: nested(inputs, part) for key, part in nesting.items()}
+    if nesting is not None:
+        return inputs[nesting]
+    return next(iter(inputs.values())) if len(inputs) == 1 else dict(inputs)
 
 
 def adapt(

@@ -198,7 +198,7 @@ def example(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
         name: torch.zeros((size, *shape), dtype=_input_dtype(what.spec.input_dtypes[name], dtype))
         for name, shape in what.spec.inputs.items()
     }
-    inputs = next(iter(made.values())) if len(made) == 1 else made
+    inputs = model_source.nested(made, what.spec.nesting)
     targets = (size, *what.spec.target_shape)
     return inputs, torch.zeros(targets, dtype=_input_dtype(what.spec.target_dtype, dtype))
 

@@ -86,6 +86,7 @@ def predicted(
         schema = schema_of_model(job.model, data, settings)
     else:
         schema = dataset.describe(data, job.train.seed)
+    dataset.say_changes(schema)
     require_possible(job, pool, schema.train_rows)
     structure = extract_model(
         job.model,

@@ -202,7 +202,9 @@ def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
 
 
 def say_changes(schema: DataSchema) -> None:
-    """Notices: which columns are left out, and which get another form."""
+    """Notices: how the source was read, which columns are left out or get another form."""
+    for note in schema.notes:
+        progress.emit("notice", message=f"data: {note}")
     for name in schema.dropped:
         what = f"column {name!r} has no values" if name else "a column has no name"
         progress.emit("notice", message=f"data: {what}; it is left out")

@@ -23,6 +23,7 @@ from trainwright.tasks.spec.data_spec import DataSpec
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     Array = np.ndarray[Any, Any]
 
@@ -101,8 +102,20 @@ class ModelReader:
     def batch(self, rows: Array) -> tuple[dict[str, Array], Array]:
         """The inputs by name and the targets of some rows, as `collate` gives them.
 
+        Inputs in tuples, or in dicts within dicts, have their places as names, such as `1.mask`.
         Raises BadInput if the user's code fails, or gives no pair of tensors.
         """
+        inputs, targets = self._collated(rows)
+        return {name: one.numpy() for name, one in _named(inputs).items()}, targets.numpy()
+
+    @property
+    def nesting(self) -> Any:
+        """See `DataSchema.nesting`."""
+        inputs, _ = self._collated(self.split.train[:1])
+        flat = all(not isinstance(part, Mapping | list | tuple) for part in _parts(inputs).values())
+        return None if flat and not isinstance(inputs, list | tuple) else _nesting(inputs)
+
+    def _collated(self, rows: Array) -> tuple[Any, torch.Tensor]:
         import torch
 
         with self._one_thread:
@@ -117,13 +130,12 @@ class ModelReader:
                     raise BadInput(f"{error}; {unlike}") from error
                 raise
         if isinstance(pair, Sequence) and len(pair) == 2:
-            inputs = pair[0] if isinstance(pair[0], dict) else {"inputs": pair[0]}
-            tensors = [*inputs.values(), pair[1]]
+            tensors = [*_named(pair[0]).values(), pair[1]]
             if all(isinstance(one, torch.Tensor) and len(one) == len(rows) for one in tensors):
-                return {name: one.numpy() for name, one in inputs.items()}, pair[1].numpy()
+                return pair[0], pair[1]
         raise BadInput(
             f"model.source: collate gave {_shown(pair)} of {len(rows)} samples; allowed: a pair of "
-            "inputs (a tensor, or a dict of them) and targets (a tensor), samples first"
+            "inputs (a tensor, or tuples or dicts of them) and targets (a tensor), samples first"
         )
 
     def require_finite(self, rows: Array, inputs: Mapping[str, Array], targets: Array) -> None:
@@ -176,6 +188,37 @@ def _users_code(what: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         raise BadInput(f"model.source: {what} raised {described(error)}") from error
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """The parts of inputs by name; a tensor is its only part."""
+    if isinstance(value, Mapping):
+        return {str(name): part for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return {str(place): part for place, part in enumerate(value)}
+    return {"inputs": value}
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """The tensors of nested inputs by their places."""
+    found = {}
+    for name, part in _parts(value).items():
+        if isinstance(part, Mapping | list | tuple):
+            found |= {f"{name}.{inner}": tensor for inner, tensor in _named(part).items()}
+        else:
+            found[name] = part
+    return found
+
+
+def _nesting(value: Any, path: str = "") -> Any:
+    """The names that `_named` gives, nested as the inputs are."""
+    if not isinstance(value, Mapping | list | tuple):
+        return path
+    parts = {
+        name: _nesting(part, f"{path}.{name}" if path else name)
+        for name, part in _parts(value).items()
+    }
+    return parts if isinstance(value, Mapping) else list(parts.values())
 
 
 def _shown(value: Any) -> str:

@@ -116,6 +116,7 @@ def derived_schema(reader: ModelReader, sha256: str) -> DataSchema:
         validation_rows=len(validation),
         inputs=shapes,
         input_dtypes={name: str(one.dtype) for name, one in inputs.items()},
+        nesting=reader.nesting,
         target=reader.spec.target,
         target_dtype=str(targets.dtype),
         target_shape=tuple(targets.shape[1:]),

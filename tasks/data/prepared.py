@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Stored = Array | RowFile | Kept
 
-_FORMAT = 5
+_FORMAT = 6
 """Counts changes of the arrays that `stored_rows` makes of a content."""
 _MAPPED_BYTES = 64 * 2**20
 """Larger data is not mapped but read by rows (`row_file`)."""
 _SPLIT_HERE = 1 << 20
 """The split of so many rows is made by each process, which is quicker than to keep it."""
 _SCHEMA, _VOCABULARIES = "schema.json", "vocabularies.json"
-_FORM = {"text", "time", "series", "horizon", "history", "image_size"}
+_FORM = {"text", "time", "series", "horizon", "history", "image_size", "channels"}
 """The fields that decide what is stored, besides those of every job."""
 
 

@@ -15,6 +15,12 @@ from trainwright.estimator.near_names import meant
 from trainwright.tasks import progress
 from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.job_fields import require_ignored
+from trainwright.tasks.data.modalities.array_inputs import (
+    array_notes,
+    as_input,
+    as_stored,
+    looks_like_images,
+)
 from trainwright.tasks.data.modalities.date_columns import (
     DateParts,
     date_parts,
@@ -82,7 +88,7 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     """The stored form of a table. Raises BadInput if it does not fit the task."""
     if spec.time is not None:
         return _of_series(source, sha256, spec)
-    _require_fields(spec, image_size="a folder of images", augment="images")
+    _require_fields(spec, image_size="a folder of images", augment="images", channels="arrays")
     names = source.schema.names
     _require_task(spec, _TABLE_TASKS, "a table")
     if spec.target not in names:
@@ -164,7 +170,8 @@ def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     """The stored form of a table of series, which is held in memory for that. Raises BadInput."""
     import numpy as np
 
-    _require_fields(spec, image_size="a folder of images", augment="images", ignore=_ROWS)
+    images = {"image_size": "a folder of images", "augment": "images", "channels": "arrays"}
+    _require_fields(spec, **images, ignore=_ROWS)
     used = [spec.time, spec.target, spec.series]
     given = all(name is None or name in source.schema.names for name in used)
     dates = date_parts(source.schema, kept=used) if given else {}
@@ -210,6 +217,10 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
         _require_fields(spec, image_size="a folder of images")
         if all(array.ndim < 3 for array in raw.arrays.values()):
             _require_fields(spec, augment="images")
+        if all(array.ndim != 4 for array in raw.arrays.values()):
+            _require_fields(spec, channels="arrays of images")
+    else:
+        _require_fields(spec, channels="arrays of images")
     scans = target_scan(raw, spec)
     task = task_of(raw, spec)
     require_rows(raw.rows)
@@ -233,14 +244,18 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
         rows = _chunk_rows([images] if isinstance(images, np.ndarray) else raw.arrays.values())
         for begin in range(0, raw.rows, rows):
             part = slice(begin, begin + rows)
-            found = {name: as_input(one[part], task) for name, one in raw.arrays.items()}
+            found = {
+                name: as_input(array[part], task, spec.channels)
+                for name, array in raw.arrays.items()
+            }
             if isinstance(images, np.ndarray):
                 found["inputs"] = images[part]
             if form is not None:
                 column = raw.table.column(spec.target).slice(begin, rows)
                 found[TARGETS] = form.array(column)
             elif targets is not None:
-                found[TARGETS] = np.ascontiguousarray(targets[part], dtype=np.float32)
+                part_targets = as_stored(targets[part])
+                found[TARGETS] = part_targets if task == "custom" else part_targets.astype("f4")
             yield found
 
     first = _require_finite(chunks(), spec)
@@ -259,6 +274,7 @@ def of_arrays(raw: Raw, spec: DataSpec) -> StoredRows:
         target_shape=stored[TARGETS][0][1:],
         classes=form.classes if form is not None else None,
         columns=[Column(name="image", kind="image")] if images is not None else [],
+        notes=array_notes(raw.arrays, task, spec.channels),
         sha256=raw.sha256,
     )
     return StoredRows(schema, stored, chunks, kept=kept)
@@ -295,7 +311,7 @@ def _chunk_rows(arrays: Iterable[Array]) -> int:
 
 def task_of(raw: Raw, spec: DataSpec) -> Task:
     """The job's task, or the inferred one. Raises BadInput if the job's does not fit the data."""
-    images = raw.images is not None or any(map(_looks_like_images, raw.arrays.values()))
+    images = raw.images is not None or any(map(looks_like_images, raw.arrays.values()))
     if raw.is_table and spec.time is not None:
         return "forecasting"
     if raw.is_table:
@@ -304,15 +320,15 @@ def task_of(raw: Raw, spec: DataSpec) -> Task:
         _require_task(spec, _IMAGE_TASKS, "a folder of images")
     if spec.task is not None:
         if spec.task == "image-classification" and not (
-            images or all(a.ndim == 3 for a in raw.arrays.values())
+            images or all(array.ndim in (3, 4) for array in raw.arrays.values())
         ):
             raise BadInput(
                 "data.task: got image-classification, but the arrays have no height and width; "
                 "choose another task"
             )
         return spec.task
-    if raw.targets is not None:
-        return "forecasting"
+    if raw.targets is not None:  # whole numbers are classes of tokens or pixels
+        return "custom" if raw.targets.dtype.kind in "iu" else "forecasting"
     scans = target_scan(raw, spec)
     if spec.target not in scans:
         _no_such_column(spec.target, raw.table.column_names, spec, "data.target")
@@ -340,28 +356,6 @@ def target_scan(raw: Raw, spec: DataSpec) -> dict[str, ColumnScan]:
 def _require_task(spec: DataSpec, allowed: tuple[str, ...], what: str) -> None:
     if spec.task is not None and spec.task not in allowed:
         raise BadInput(f"data.task: got {spec.task}; allowed for {what}: {', '.join(allowed)}")
-
-
-def as_input(array: Array, task: Task) -> Array:
-    """A source's array as a model input.
-
-    Images are scaled to 0..1, channels first; tokens are int64; everything else is float32.
-    """
-    import numpy as np
-
-    if _looks_like_images(array) or (task == "image-classification" and array.ndim == 3):
-        if array.ndim == 3:
-            array = array[:, None]
-        elif array.shape[1] > 4 and array.shape[3] <= 4:
-            array = array.transpose(0, 3, 1, 2)
-        scale = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
-        return np.ascontiguousarray(array, dtype=np.float32) / np.float32(scale)
-    whole = array.dtype.kind in "iu" and task in ("text-classification", "custom")
-    return np.ascontiguousarray(array, dtype=np.int64 if whole else np.float32)
-
-
-def _looks_like_images(array: Array) -> bool:
-    return array.ndim == 4 or (array.ndim == 3 and array.dtype.str == "|u1")
 
 
 def _image_rows(images: ImageFiles, spec: DataSpec) -> ImageRows | Array:

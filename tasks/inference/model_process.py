@@ -104,7 +104,7 @@ def _from_arrays(model: torch.nn.Module, request: dict[str, Any]) -> Iterator[Co
             name: _tensor(torch.from_numpy(np.array(array[at : at + size])), dtype)
             for name, array in arrays.items()
         }
-        inputs = next(iter(batch.values())) if len(batch) == 1 else batch
+        inputs = model_source.nested(batch, request["nesting"])
         with torch.no_grad(), autocast(request["precision"]), _users_code("its forward pass"):
             outputs = for_loss(model(inputs))
         yield _predictions(outputs, min(size, total - at), request, wide(dtype))

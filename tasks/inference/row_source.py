@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.data.formats import INDEX
+from trainwright.tasks.data.modalities.array_inputs import as_input
 from trainwright.tasks.data.modalities.date_columns import (
     DateParts,
     in_parts,
@@ -25,6 +26,7 @@ from trainwright.tasks.data.tables.table_source import (
 )
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.spec.data_spec import Channels
 
 TABLES = (".parquet", ".csv")
 _IMAGES = (".jpg", ".jpeg", ".png")
@@ -114,11 +116,12 @@ class ArrayRows:
     """arrays that the model does not get"""
 
     @classmethod
-    def open(cls, path: Path, schema: DataSchema) -> ArrayRows:
-        """The arrays of a run's inputs. Raises BadInput if they don't fit its schema."""
-        import numpy as np
+    def open(cls, path: Path, schema: DataSchema, channels: Channels = "auto") -> ArrayRows:
+        """The arrays of a run's inputs, by its schema and its `data.channels`.
 
-        from trainwright.tasks.data.stored_rows import as_input
+        Raises BadInput if they don't fit the schema.
+        """
+        import numpy as np
 
         with _readable(path), np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
@@ -138,7 +141,7 @@ class ArrayRows:
                     f"rows: {path.name}: the array {given!r} holds {found[given].dtype}; "
                     "allowed: numbers, by row"
                 )
-            array = as_input(found[given], schema.task)
+            array = as_input(found[given], schema.task, channels)
             if array.shape[1:] != schema.inputs[name]:
                 raise BadInput(
                     f"rows: {path.name}: the array {given!r} has rows of shape {array.shape[1:]}; "

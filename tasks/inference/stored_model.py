@@ -44,7 +44,7 @@ class StoredModel:
         vocabularies: dict[str, list[str]],
         folder: Path,
     ) -> None:
-        self._vocabularies, self._missing = vocabularies, run.job().data.missing == "keep"
+        self._vocabularies, self._data = vocabularies, run.job().data
         self.schema, self.step = schema, int(signature["checkpoint_step"])
         self._folder, self._entry = folder, signature["entry"]
         self._limits = run.settings.predict_limits()
@@ -56,6 +56,7 @@ class StoredModel:
             "weights": str(folder / "model.safetensors"),
             "task": schema.task,
             "classes": schema.classes,
+            "nesting": schema.nesting,
         }
 
     @classmethod
@@ -191,7 +192,7 @@ class StoredModel:
                 f"rows: {where}: the run's model takes columns of the kind {', '.join(kinds)}; "
                 f"allowed: a model source that defines predict(model, rows), or {self._array_file}"
             )
-        return ModelInput(self.schema, self._vocabularies, self._missing, where)
+        return ModelInput(self.schema, self._vocabularies, self._data.missing == "keep", where)
 
     def _from_rows(self, server: SandboxServer, batch: Any) -> Any:
         import pyarrow as pa
@@ -203,7 +204,7 @@ class StoredModel:
 
     def of_arrays(self, path: Path) -> tuple[list[str], Iterator[Any]]:
         """The ignored arrays of an .npz file, and its predictions chunk by chunk."""
-        found = ArrayRows.open(path, self.schema)
+        found = ArrayRows.open(path, self.schema, self._data.channels)
         row_bytes = sum(array[:1].nbytes for array in found.arrays.values())
         size = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // max(1, row_bytes)))
 

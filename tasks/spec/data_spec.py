@@ -16,6 +16,7 @@ Task = Literal[
     "forecasting",
     "custom",
 ]
+Channels = Literal["auto", "first", "last"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 
@@ -92,6 +93,13 @@ class DataSpec(Document):
         default=None,
         description="[height, width] of a folder's images; default, or auto: their own, or if they "
         "differ, their median, at most 224 × 224",
+    )
+    channels: Channels = Field(
+        default="auto",
+        description="where the channels of an npz file's images are: rows × channels × height × "
+        "width, or rows × height × width × channels; auto: last if that axis has at most 4 "
+        "entries and the others more, and the numbers are unsigned, or it has 3, or the image is "
+        "square",
     )
     augment: Literal["auto", "none", "flip", "crop", "flip-crop"] = Field(
         default="auto",

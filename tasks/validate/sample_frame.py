@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from trainwright.tasks.data.formats import Raw
-from trainwright.tasks.data.stored_rows import as_input
+from trainwright.tasks.data.modalities.array_inputs import as_input
 from trainwright.tasks.spec.data_spec import Task
 from trainwright.tasks.validate.label_columns import rows_of_label, share_of_label
 

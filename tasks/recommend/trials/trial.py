@@ -153,8 +153,7 @@ def _batch(data: Dataset, rows: Array) -> tuple[Any, torch.Tensor]:
 
     arrays, targets = data.batch(rows)
     inputs = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in arrays.items()}
-    whole = next(iter(inputs.values())) if len(inputs) == 1 else inputs
-    return whole, torch.from_numpy(np.ascontiguousarray(targets))
+    return model_source.nested(inputs), torch.from_numpy(np.ascontiguousarray(targets))
 
 
 def main() -> int:

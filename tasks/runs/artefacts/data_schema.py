@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -45,6 +45,11 @@ class DataSchema(Value):
         description="shape by input; a single input is called `inputs`"
     )
     input_dtypes: dict[str, str] = Field(description="type of each input")
+    nesting: Any = Field(
+        default=None,
+        description="names of inputs in the tuples (lists here) and dicts in which the model gets "
+        "them; null: a single input alone, several as a dict",
+    )
     target: str = Field(description="name of the target")
     target_dtype: str = Field(description="type of the target")
     target_shape: tuple[int, ...] = Field(
@@ -69,6 +74,10 @@ class DataSchema(Value):
         default_factory=list, description="the columns of the inputs, in their order"
     )
     stamps: TimeStamps | None = Field(default=None, description="of time series")
+    notes: list[str] = Field(
+        default_factory=list,
+        description="how the source was read, if its values or axes could be read in another way",
+    )
 
 
 class Vocabulary(Artefact):

@@ -390,7 +390,7 @@ class Replica(HeldState):
         found, targets = rows
         inputs = {name: self._to_device(tensor, self._dtype) for name, tensor in found.items()}
         targets = self._to_device(targets, wide(self._dtype))
-        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets
+        return model_source.nested(inputs, self.dataset.schema.nesting), targets
 
     def correct(self, outputs: Any, targets: torch.Tensor) -> float:
         if not self.classifies or not isinstance(outputs, torch.Tensor):

@@ -183,8 +183,7 @@ def case_of(job: Job, work: Path) -> Case:
     # From the data, not zeros: layers that branch on values, such as pooling, run faster on zeros.
     inputs, targets = dataset.batch(order[:batch])
     chosen = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    given = next(iter(chosen.values())) if len(chosen) == 1 else chosen
-    alone.micro_batches = [(given, torch.from_numpy(targets))]
+    alone.micro_batches = [(model_source.nested(chosen), torch.from_numpy(targets))]
     return Case(loop_work(trace(what, batch), batch), trained, alone)
 
 

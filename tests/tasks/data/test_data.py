@@ -255,13 +255,57 @@ def test_several_arrays_keep_their_names(tmp_path: Path) -> None:
     assert both.inputs["image"].max() == 1
 
 
-def test_tokens_stay_integers(tmp_path: Path) -> None:
-    arrays = {
-        "tokens": np.arange(12, dtype=np.int32).reshape(4, 3),
-        "label": np.array(["b", "a", "b", "a"]),
-    }
-    text = load(DataSpec(uri=write(tmp_path, "text.npz", arrays), task="text-classification"))
-    assert (text.schema.input_dtypes, text.targets.tolist()) == ({"inputs": "int64"}, [1, 0, 1, 0])
+def test_whole_numbers_of_an_npz_file_stay_whole(tmp_path: Path) -> None:
+    """Inputs and targets of language models and of segmentation, and a label beside tokens."""
+    tokens = np.arange(12, dtype=np.int32).reshape(4, 3)
+    named = {"tokens": tokens, "label": np.array(["b", "a", "b", "a"])}
+    uri = write(tmp_path, "text.npz", named)
+    for task in (None, "text-classification", "tabular-classification", "custom"):
+        text = load(DataSpec.model_validate({"uri": uri, "task": task}))
+        assert text.schema.input_dtypes == {"inputs": "int64"}
+        assert text.targets.tolist() == [1, 0, 1, 0]
+    following = {"x": tokens.astype(np.uint16), "y": tokens + 1}
+    language = load(DataSpec(uri=write(tmp_path, "lm.npz", following), target="y"))
+    assert (language.schema.task, language.schema.target_dtype) == ("custom", "int64")
+    assert language.targets.tolist() == (tokens + 1).tolist()
+    masks = {"x": np.zeros((4, 8, 6, 3), np.uint8), "y": np.ones((4, 8, 6), np.uint8)}
+    pixels = load(DataSpec(uri=write(tmp_path, "masks.npz", masks), target="y"))
+    assert pixels.schema.inputs == {"inputs": (3, 8, 6)}
+    assert (pixels.schema.target_dtype, pixels.schema.target_shape) == ("int64", (8, 6))
+    future = {"x": np.zeros((4, 3), np.float32), "y": np.ones((4, 2))}
+    forecast = load(DataSpec(uri=write(tmp_path, "future.npz", future), target="y"))
+    assert (forecast.schema.task, forecast.schema.target_dtype) == ("forecasting", "float32")
+    huge = {"x": np.full((4, 3), 2**63, np.uint64), "label": np.arange(4) % 2}
+    with pytest.raises(BadInput, match="whole number 9223372036854775808; allowed: at most"):
+        load(DataSpec(uri=write(tmp_path, "huge.npz", huge)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "channels", "given"),
+    [
+        ((16, 4, 4), np.float32, "auto", (16, 4, 4)),  # feature maps, as stored
+        ((64, 1, 1), np.float32, "auto", (64, 1, 1)),
+        ((16, 9, 4), np.float64, "auto", (16, 9, 4)),
+        ((3, 9, 8), np.float32, "auto", (3, 9, 8)),
+        ((9, 8, 3), np.float32, "auto", (3, 9, 8)),
+        ((9, 9, 1), np.float32, "auto", (1, 9, 9)),
+        ((9, 8, 4), np.uint8, "auto", (4, 9, 8)),
+        ((16, 9, 4), np.float32, "last", (4, 16, 9)),
+        ((9, 8, 3), np.uint8, "first", (9, 8, 3)),
+    ],
+)
+def test_axes_are_moved_of_images_only(
+    tmp_path: Path, shape: Any, dtype: Any, channels: Any, given: Any
+) -> None:
+    stored = np.arange(4 * np.prod(shape)).reshape(4, *shape).astype(dtype)
+    uri = write(tmp_path, "maps.npz", {"x": stored, "label": np.arange(4) % 2})
+    found = load(DataSpec(uri=uri, channels=channels))
+    assert found.schema.inputs == {"inputs": given}
+    unmoved = stored if given == shape else stored.transpose(0, 3, 1, 2)
+    scale = 255 if dtype is np.uint8 else 1
+    assert np.array_equal(found.inputs["inputs"], (unmoved / np.float32(scale)).astype("f4"))
+    said = " ".join(found.schema.notes)
+    assert ("channels" in said) == (given != shape or (shape[0] > 4 and channels == "auto"))
 
 
 def test_a_folder_of_images_is_read_by_its_index(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.model_schema import schema_of_model
 from trainwright.tasks.data.sources import content_sha256, localized
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.extract import batch_spec, extract_model
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import ModelSpec
@@ -108,6 +109,34 @@ def test_a_source_may_make_its_own_batches(tmp_path: Path) -> None:
     assert (found.target_dtype, found.target_shape) == ("float32", (2,))
     inputs, targets = reader(tmp_path, found).batch(np.array([1, 0]))
     assert (inputs["b"].tolist(), targets.tolist()) == ([21, 20], [[21, 21], [20, 20]])
+
+
+def test_inputs_may_be_nested_as_those_of_example_batch(tmp_path: Path) -> None:
+    """Samples are tuples within tuples and dicts; the model gets the same, as batches."""
+    source = SOURCE.replace(
+        "return torch.full((self.width,), float(number)), number % 2",
+        "row = torch.full((self.width,), float(number))\n"
+        "        return (row, ({'scale': row}, number)), number % 2",
+    ).replace(
+        "return torch.nn.Linear(width, 2)",
+        "return Net(width)\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, width):\n"
+        "        super().__init__(width, 2)\n\n"
+        "    def forward(self, inputs):\n"
+        "        row, (more, number) = inputs\n"
+        "        return super().forward(row * more['scale']) + number[:, None]",
+    )
+    found = schema(tmp_path, source)
+    assert found.inputs == {"0": (5,), "1.0.scale": (5,), "1.1": ()}
+    assert found.nesting == ["0", [{"scale": "1.0.scale"}, "1.1"]]
+    inputs, _ = reader(tmp_path, found).batch(np.array([1, 0]))
+    row, (more, number) = model_source.nested(inputs, found.nesting)
+    assert (row[:, 0].tolist(), number.tolist()) == ([21, 20], [21, 20])
+    assert more["scale"].shape == (2, 5)
+    model = ModelSpec(source=str(tmp_path / "source" / "net.py"), config={"width": 5})
+    structure = extract_model(model, doors.settings(), batch_size=4, spec=batch_spec(found))
+    assert structure.parameters == 12
 
 
 @pytest.mark.parametrize(
