@@ -21,12 +21,13 @@ class PredictOperator(StepOperator):
     | `run` *(templated)* | required | the reference that `store` returned, or a run's URI |
     | `rows` *(templated)* | required | a file or folder, as for `trainwright predict` |
     | `out` *(templated)* | required | .parquet or .csv: a path, file://… or s3://… |
+    | `allow_unseen` | False | also columns of categories without any value of the training part |
     | those of `StepOperator` | | |
 
     Columns are found by name. The target may be missing; other columns are ignored.
 
-    Returns `{"run", "model_step", "task", "input", "out", "rows", "columns", "ignored",
-    "duration_s"}`.
+    Returns `{"run", "model_step", "task", "input", "out", "rows", "columns", "ignored", "unseen",
+    "duration_s"}`; `unseen` counts, by column, rows with a value that the training part lacks.
 
     | failure | what Airflow does |
     |---|---|
@@ -37,8 +38,16 @@ class PredictOperator(StepOperator):
     step = "predict"
     template_fields: Sequence[str] = (*StepOperator.template_fields, "rows", "out")
 
-    def __init__(self, *, rows: str | None = None, out: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        rows: str | None = None,
+        out: str | None = None,
+        allow_unseen: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.allow_unseen = allow_unseen
         self.rows = rows
         self.out = out
 
@@ -52,4 +61,5 @@ class PredictOperator(StepOperator):
         rows, out = given(self.rows), given(self.out)
         if rows is None or out is None:
             raise BadInput(f"{self.task_id}: pass `rows` and `out`")
-        return predict(self.open(context).run, rows, out).model_dump(mode="json")
+        run = self.open(context).run
+        return predict(run, rows, out, allow_unseen=self.allow_unseen).model_dump(mode="json")

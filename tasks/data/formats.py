@@ -171,7 +171,7 @@ def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
 
     Raises BadInput for images that do not exist or are outside the folder.
     """
-    index = open_table(folder / INDEX).read()
+    index = open_table(folder / INDEX, ["file", target], left=["file"]).read()
     for column, name in (("data.uri", "file"), ("data.target", target)):
         if name not in index.column_names:
             raise BadInput(

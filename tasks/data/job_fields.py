@@ -9,6 +9,8 @@ from typing import Any
 from trainwright.estimator.near_names import meant
 from trainwright.tasks.data.formats import INDEX
 from trainwright.tasks.data.tables.column_scan import is_text
+from trainwright.tasks.data.tables.csv_form import file_form
+from trainwright.tasks.data.tables.csv_table import csv_reader, empty, formed
 from trainwright.tasks.data.tables.table_source import listed, parquet_files
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.data_spec import DataSpec
@@ -31,7 +33,7 @@ def require_job_fields(spec: DataSpec) -> None:
     for name in ("image_size", "augment"):
         if (value := getattr(spec, name)) not in (None, "auto", "none"):
             raise BadInput(f"data.{name}: got {value}; allowed only for images")
-    schema = _first_schema(path)
+    schema = _first_schema(path, spec)
     if schema is None:
         return
     for name in ("split_by", "text", "time", "series"):
@@ -60,22 +62,22 @@ def require_ignored(spec: DataSpec, names: Sequence[str]) -> None:
             )
 
 
-def _first_schema(path: Path) -> Any:
+def _first_schema(path: Path, spec: DataSpec) -> Any:
     """The Arrow schema of a parquet file, a folder's first one, or the beginning of a .csv file.
 
     None if there is none, or if it can't be read.
     """
     import pyarrow as pa
-    from pyarrow import csv, parquet
+    from pyarrow import parquet
 
     try:
         files = parquet_files(path) if path.is_dir() else [path]
         if files and files[0].suffix.lower() == ".parquet":
             schema = parquet.read_schema(files[0])
         elif path.suffix.lower() == ".csv":
-            options = csv.ReadOptions(block_size=_FIRST_BYTES, use_threads=False)
-            with csv.open_csv(path, read_options=options) as reader:
-                schema = reader.schema
+            form = file_form(path, spec.csv, spec.named_columns)
+            with csv_reader(path, form, {}, _FIRST_BYTES) as reader:
+                schema = formed(empty(reader.schema), form).schema
         else:
             return None
         return schema if all(isinstance(name, str) for name in schema.names) else None

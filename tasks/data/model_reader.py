@@ -201,7 +201,7 @@ def _parts(value: Any) -> dict[str, Any]:
 
 def _named(value: Any) -> dict[str, Any]:
     """The tensors of nested inputs by their places."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, part in _parts(value).items():
         if isinstance(part, Mapping | list | tuple):
             found |= {f"{name}.{inner}": tensor for inner, tensor in _named(part).items()}

@@ -53,7 +53,7 @@ _MAPPED_BYTES = 64 * 2**20
 _SPLIT_HERE = 1 << 20
 """The split of so many rows is made by each process, which is quicker than to keep it."""
 _SCHEMA, _VOCABULARIES = "schema.json", "vocabularies.json"
-_FORM = {"text", "time", "series", "horizon", "history", "image_size", "channels"}
+_FORM = {"text", "time", "series", "horizon", "history", "image_size", "channels", "csv"}
 """The fields that decide what is stored, besides those of every job."""
 
 

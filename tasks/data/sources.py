@@ -27,6 +27,7 @@ from trainwright.tasks.data.formats import INDEX, Raw
 from trainwright.tasks.data.tables.table_source import TableSource, open_table, parquet_files
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.csv_spec import CsvSpec
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import checked_key
@@ -175,13 +176,22 @@ def open_source(spec: DataSpec) -> TableSource | Raw:
     if spec.reader == "model":
         raise BadInput("data.reader: got model; allowed only for a job with a model")
     path = Path(spec.uri)
+    if spec.csv != CsvSpec() and path.suffix.lower() != ".csv":
+        raise BadInput(f"data.csv: got {spec.uri}; allowed only for a .csv file")
     if spec.uri.startswith("builtin:"):
         return formats.read_digits(spec)
     if (path / INDEX).is_file():
         return formats.read_images(path, spec.target)
     if path.suffix.lower() == ".npz":
         return formats.read_arrays(path, spec.target)
-    return open_table(path, spec.named_columns)
+    return table_of(spec)
+
+
+def table_of(spec: DataSpec) -> TableSource:
+    """The table of a local source. Raises ValueError, OSError."""
+    path = Path(spec.uri)
+    texts = [name for name in (spec.text, spec.series) if name is not None]
+    return open_table(path, spec.named_columns, spec.csv, [*texts, *spec.ignore])
 
 
 @contextlib.contextmanager

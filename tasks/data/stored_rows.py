@@ -39,14 +39,14 @@ from trainwright.tasks.data.modalities.kept import Kept
 from trainwright.tasks.data.modalities.text_column import TextArrays, text_arrays, text_column
 from trainwright.tasks.data.row_split import require_rows, split_keys
 from trainwright.tasks.data.tables.column_scan import ColumnScan, is_text, require_one_kind, scan
-from trainwright.tasks.data.tables.table_arrays import TableArrays, table_arrays
-from trainwright.tasks.data.tables.table_source import (
-    BATCH_ROWS,
-    TableSource,
-    listed,
-    require_names,
+from trainwright.tasks.data.tables.csv_table import require_names
+from trainwright.tasks.data.tables.table_arrays import TableArrays, number_notes, table_arrays
+from trainwright.tasks.data.tables.table_source import BATCH_ROWS, TableSource, listed
+from trainwright.tasks.data.tables.target_column import (
+    looks_like_numbers,
+    target_column,
+    target_notes,
 )
-from trainwright.tasks.data.tables.target_column import looks_like_numbers, target_column
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.data_spec import DataSpec, Task
@@ -106,7 +106,8 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {error}") from None
     target = scans[spec.target]
     require_rows(target.rows)
-    if is_text(target.type) and spec.uri.lower().endswith(".csv"):
+    texts_given = spec.csv.text_columns or ()
+    if is_text(target.type) and given.csv is not None and spec.target not in texts_given:
         require_one_kind(target, f"data.target: {spec.target!r}")
     texts = text_column(scans, spec, others)
     table: TableArrays | TextArrays
@@ -139,6 +140,12 @@ def of_table(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
         dropped=[*[""] * given.unnamed, *dropped],
         index=list(given.index),
         dates=used,
+        csv=given.csv,
+        notes=[
+            *given.notes,
+            *number_notes(scans, [one.name for one in table.columns if one.kind == "number"]),
+            *target_notes(target, task, inferred=spec.task is None),
+        ],
         sha256=sha256,
     )
     arrays = {
@@ -178,7 +185,8 @@ def _of_series(source: TableSource, sha256: str, spec: DataSpec) -> StoredRows:
     windows, schema = forecast_windows(_with_parts(source, dates).read(), sha256, spec)
     read, dropped = used_dates(dates, schema.dropped)
     dropped = [*[""] * source.unnamed, *dropped]
-    left = {"dates": read, "dropped": dropped, "index": list(source.index)}
+    left: dict[str, Any] = {"dates": read, "dropped": dropped, "index": list(source.index)}
+    left |= {"csv": source.csv, "notes": list(source.notes)}
     schema = schema.model_copy(update=left)
     kept: dict[str, Kept] = {TARGETS: windows.targets(), **windows.parts()}
     series = windows.series
@@ -368,11 +376,6 @@ def _image_rows(images: ImageFiles, spec: DataSpec) -> ImageRows | Array:
 
 
 def _no_such_column(name: str, names: list[str], spec: DataSpec, field: str) -> NoReturn:
-    between = {";": "semicolons", "\t": "tabs", "|": "bars"}
-    if len(names) == 1 and (used := [word for one, word in between.items() if one in names[0]]):
-        raise BadInput(
-            f"data.uri: got {spec.uri}, with {used[0]} between its columns; allowed: commas"
-        )
     default = " (the default)" if name == DataSpec.model_fields["target"].default else ""
     raise BadInput(
         f"{field}: got {name!r}{default if field == 'data.target' else ''}; "

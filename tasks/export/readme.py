@@ -65,7 +65,8 @@ for column in model.get_inputs():
     if column.type == "tensor(string)":
         rows[column.name] = np.array(values, dtype=object)
     else:
-        rows[column.name] = np.array([float(one or "nan") for one in values], dtype=np.float32)"""
+        wide = np.float64 if column.type == "tensor(double)" else np.float32
+        rows[column.name] = np.array([float(one or "nan") for one in values], dtype=wide)"""
 _ARRAYS_SAID = "an .npz file with the arrays of the model, rows first"
 _ARRAY_FILE = """arrays = np.load(sys.argv[1] if len(sys.argv) > 1 else "example.npz")
 kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}

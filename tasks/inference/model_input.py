@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.tasks.data.modalities.date_columns import DateParts
 from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
-from trainwright.tasks.data.tables.column_scan import is_number, is_text, shown_type
+from trainwright.tasks.data.tables.arrow_numpy import to_arrow
+from trainwright.tasks.data.tables.column_scan import as_float32, is_number, is_text, shown_type
 from trainwright.tasks.data.tables.table_arrays import TableArrays
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.inference.arrow_arrays import text_array
+from trainwright.tasks.inference.unseen_values import WAY_OUT
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 if TYPE_CHECKING:
@@ -23,11 +25,17 @@ _LISTED = 20
 
 
 def require_columns(
-    columns: list[Column], given: Any, where: str, dates: DateParts = MappingProxyType({})
+    columns: list[Column],
+    given: Any,
+    where: str,
+    dates: DateParts = MappingProxyType({}),
+    *,
+    allow_numbers: bool = False,
 ) -> list[str]:
     """The names in an Arrow schema that are not among the columns that a model takes.
 
     `dates`: of which columns of dates some of the model's columns are parts, for messages.
+    `allow_numbers`: in columns of categories.
 
     Raises BadInput if one of the model's is missing or has a type that the model does not take.
     """
@@ -42,11 +50,12 @@ def require_columns(
                 f"{', '.join(own[:_LISTED])}{more}"
             )
         kind = given.field(column.name).type
-        if not _fits(column, kind):
+        number = column.kind == "category" and _holds_numbers(kind)
+        if not _fits(column, kind) and not (number and allow_numbers):
             takes = "numbers" if column.kind == "number" else "texts"
             raise BadInput(
                 f"rows: {where}: the column {column.name!r} holds {shown_type(kind)}; "
-                f"the run's model takes {takes}"
+                f"the run's model takes {takes}{f'; {WAY_OUT}' if number else ''}"
             )
     return [name for name in given.names if name not in wanted]
 
@@ -61,6 +70,12 @@ def _fits(column: Column, kind: Any) -> bool:
     if column.kind == "number":
         return is_number(kind) or bool(pa.types.is_decimal(kind))
     return is_text(kind) if column.kind in ("category", "text") else True
+
+
+def _holds_numbers(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def require_finite(values: Any, name: str, seen: int, where: str) -> None:
@@ -130,6 +145,17 @@ class ModelInput:
             refuse(column.name, row, "no value", self._where)
         if column.kind == "number":
             require_finite(values, column.name, self._seen, self._where)
+
+
+def from_offsets(batch: Any, columns: list[Column]) -> Any:
+    """The batch with the distances that a model gets of numbers with an offset."""
+    for column in columns:
+        if column.offset:
+            place = batch.schema.get_field_index(column.name)
+            [plain] = _plain(batch, [column]).columns
+            distances = to_arrow(as_float32(plain, column.offset))
+            batch = batch.set_column(place, column.name, distances)
+    return batch
 
 
 def _plain(batch: Any, columns: list[Column]) -> Any:

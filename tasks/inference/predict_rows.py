@@ -34,19 +34,27 @@ class PredictionSummary(Value):
     rows: int
     columns: list[str] = Field(description="of the output")
     ignored: list[str] = Field(description="of the input: columns that the model does not get")
+    unseen: dict[str, int] = Field(
+        default_factory=dict,
+        description="by column: rows with a value that the training part lacks",
+    )
     duration_s: float
 
 
-def predict(run: Run, rows: str, out: str) -> PredictionSummary:
+def predict(run: Run, rows: str, out: str, *, allow_unseen: bool = False) -> PredictionSummary:
     """Predict rows, and write the predictions in their order.
 
     `rows` is a Parquet, CSV or .npz file, a folder of Parquet files, or one of images; `rows` and
     `out` (.parquet, .csv) are paths, file:// or s3:// URIs. The output has the columns `prediction`
     and, for classes, `probability`, or those that the model's own `predict` returns; of images also
     `file`; of time series, a row for each forecast step with its series and time stamp. It appears
-    whole or not at all. Raises BadInput for a run without a finished model, rows that do not fit
+    whole or not at all. Values of categories that the training part lacks are counted; a column of
+    nothing else, or numbers in a column of texts, are refused unless `allow_unseen`.
+
+    Raises BadInput for a run without a finished model, rows that do not fit
     its schema, or a model that can't predict them; CorruptArtefact for a damaged run.
     """
+    unseen: dict[str, int] = {}
     began, settings = time.monotonic(), run.settings
     source = _local(rows, settings)
     with tempfile.TemporaryDirectory(prefix="trainwright-predict-") as name:
@@ -54,7 +62,7 @@ def predict(run: Run, rows: str, out: str) -> PredictionSummary:
         if source.is_dir() and model.image is not None:
             ignored, chunks = model.of_images(source)
         elif source.is_dir() or source.suffix.lower() in TABLES:
-            ignored, chunks = model.of_table(source)
+            ignored, chunks, unseen = model.of_table(source, allow_unseen=allow_unseen)
         else:
             ignored, chunks = model.of_arrays(source)
         about = {"run": run.uri, "model_step": str(model.step)}
@@ -77,6 +85,7 @@ def predict(run: Run, rows: str, out: str) -> PredictionSummary:
         rows=done,
         columns=columns,
         ignored=ignored,
+        unseen=unseen,
         duration_s=time.monotonic() - began,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from trainwright.tasks.data.tables.table_source import (
     parquet_files,
 )
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.inference.csv_rows import CsvRows
+from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 from trainwright.tasks.spec.data_spec import Channels
 
 TABLES = (".parquet", ".csv")
 _IMAGES = (".jpg", ".jpeg", ".png")
-_CSV_BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,29 @@ class TableRows:
     path: Path
     schema: Any
     dates: DateParts
-    _stored: Any
+    _csv: CsvRows | None
 
     @classmethod
-    def open(cls, path: Path, texts: Iterable[str], dates: DateParts) -> TableRows:
-        """The rows of a file, unread. CSV columns in `texts` are read as texts.
+    def open(cls, path: Path, model: DataSchema, columns: Sequence[Column]) -> TableRows:
+        """The rows of a file, unread, with `columns` as far as it has them.
 
-        Columns of `dates` in the file are given as their parts.
+        CSV columns of texts are read as such, and numbers in the form of the model's data. Columns
+        of dates in the file are given as their parts.
 
         Raises BadInput if it can't be read, or if a column occurs twice.
         """
+        dates, opened = model.dates, None
         with _readable(path):
             if path.is_dir() and not parquet_files(path):
                 raise BadInput(
                     f"rows: got {path.name}, a folder without parquet files; allowed: a folder of "
                     f"them, or a {' or '.join(TABLES)} file"
                 )
-            schema = (
-                open_parquet(path).schema if _is_parquet(path) else _csv_schema(path, texts, dates)
-            )
+            if _is_parquet(path):
+                schema = open_parquet(path).schema
+            else:
+                opened = CsvRows.open(path, model, columns)
+                schema = opened.schema
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
             raise BadInput(f"rows: {path.name}: the column {twice!r} occurs twice")
@@ -74,7 +78,7 @@ class TableRows:
                 raise BadInput(
                     f"rows: {path.name} has no column {name!r}; the run's model takes its dates"
                 )
-        return cls(path, schema_in_parts(schema, there), there, schema)
+        return cls(path, schema_in_parts(schema, there), there, opened)
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """These columns as record batches of at most `rows` rows; only the last one has fewer."""
@@ -94,16 +98,10 @@ class TableRows:
                 yield pa.concat_batches(kept)
 
     def _read(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        from pyarrow import csv
-
-        if _is_parquet(self.path):
-            yield from open_parquet(self.path, columns, min(rows, BATCH_ROWS)).batches()
+        if self._csv is not None:
+            yield from self._csv.batches(columns)
             return
-        types = {name: self._stored.field(name).type for name in columns}
-        convert = csv.ConvertOptions(
-            column_types=types, include_columns=list(columns), strings_can_be_null=True
-        )
-        yield from csv.open_csv(self.path, _blocks(), convert_options=convert)
+        yield from open_parquet(self.path, columns, min(rows, BATCH_ROWS)).batches()
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ class FolderImages:
                 )
             return cls(folder, files)
         with _readable(folder / INDEX):
-            index = open_table(folder / INDEX).read()
+            index = open_table(folder / INDEX, ["file"], left=["file"]).read()
             if "file" not in index.column_names:
                 raise BadInput(f"rows: {folder.name}/{INDEX} has no column 'file'")
             files = [str(name) for name in index.column("file").to_pylist()]
@@ -252,29 +250,3 @@ def _may_hold_dates(kind: Any) -> bool:
 
 def _is_parquet(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() == ".parquet"
-
-
-def _blocks() -> Any:
-    from pyarrow import csv
-
-    return csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-
-
-def _csv_schema(path: Path, texts: Iterable[str], dates: DateParts) -> Any:
-    """The schema by the first block. Whole numbers are read as float64: later ones may not be."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    types = dict.fromkeys(texts, pa.string())
-    convert = csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-    with csv.open_csv(path, _blocks(), convert_options=convert) as reader:
-        found = reader.schema
-    return pa.schema(
-        [
-            one.with_type(pa.float64())
-            if (pa.types.is_integer(one.type) or pa.types.is_null(one.type))
-            and one.name not in dates
-            else one
-            for one in found
-        ]
-    )

@@ -14,9 +14,15 @@ from trainwright.infra.sandbox.client import SandboxServer, scrubbed_environment
 from trainwright.tasks.data.modalities.images import ImageShape
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.inference.arrow_arrays import text_array
-from trainwright.tasks.inference.model_input import ModelInput, require_columns, require_finite
+from trainwright.tasks.inference.model_input import (
+    ModelInput,
+    from_offsets,
+    require_columns,
+    require_finite,
+)
 from trainwright.tasks.inference.row_source import ArrayRows, FolderImages, TableRows
 from trainwright.tasks.inference.series_rows import ForecastColumns, SeriesRows
+from trainwright.tasks.inference.unseen_values import UnseenValues, counted
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema, Vocabulary
 from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.training_result import Result
@@ -82,26 +88,43 @@ class StoredModel:
         names = vocabulary.names if vocabulary is not None else {}
         return cls(run, signature, validation.data, names, folder)
 
-    def of_table(self, path: Path) -> tuple[list[str], Iterator[Any]]:
-        """The ignored columns of a table, and its predictions chunk by chunk."""
+    def of_table(
+        self, path: Path, *, allow_unseen: bool = False
+    ) -> tuple[list[str], Iterator[Any], dict[str, int]]:
+        """The ignored columns of a table, its predictions chunk by chunk, and unseen values.
+
+        The latter are the rows by column whose value the training part lacks, counted while the
+        predictions are read. Unless they are allowed, a column of nothing else raises BadInput at
+        the end, and numbers in a column of texts at once.
+        """
         schema = self.schema
         if not schema.columns or any(one.kind == "image" for one in schema.columns):
             raise BadInput(
                 f"rows: got {path.name}, but the run's model takes no columns of a table; allowed: "
                 f"{self._array_file}{', or a folder of images' if self.image else ''}"
             )
-        texts = [one.name for one in schema.columns if one.kind in ("category", "text", "series")]
-        table = TableRows.open(path, texts, schema.dates)
         wanted = schema.columns
         if self._of_series:  # past values of the target are inputs too
             wanted = [*wanted, Column(name=schema.target, kind="number")]
-        ignored = require_columns(wanted, table.schema, path.name, schema.dates)
+        table = TableRows.open(path, schema, wanted)
+        ignored = require_columns(
+            wanted, table.schema, path.name, schema.dates, allow_numbers=allow_unseen
+        )
         columns = [one.name for one in wanted]
         size = max(1, _CHUNK_CELLS // len(columns))
         size = size if self._of_series else min(CHUNK_ROWS, size)
         parts = {part for one in schema.dates.values() for part in one}
         ignored = [name for name in ignored if name != schema.target and name not in parts]
-        return ignored, self._predicted_table(table.batches(columns, size), path.name)
+        unseen = UnseenValues(schema.columns, self._vocabularies)
+        batches = counted(table.batches(columns, size), schema.columns, unseen)
+        predicted = self._predicted_table(batches, path.name)
+
+        def chunks() -> Iterator[Any]:
+            yield from predicted
+            if not allow_unseen:
+                unseen.require_some_seen(path.name)
+
+        return ignored, chunks(), unseen.counts
 
     def of_images(self, folder: Path) -> tuple[list[str], Iterator[Any]]:
         """No ignored columns, and the predictions of a folder of images with their files' names.
@@ -163,7 +186,7 @@ class StoredModel:
                         if one.kind == "number":
                             require_finite(batch.column(one.name), one.name, seen, where)
                     seen += len(batch)
-                    yield self._from_rows(server, batch)
+                    yield self._from_rows(server, from_offsets(batch, self.schema.columns))
                 return
             encode = self._encoder(where)
             for batch in batches:

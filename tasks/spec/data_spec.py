@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trainwright.tasks.spec.csv_spec import CsvSpec
 from trainwright.tasks.spec.documents import Document
 
 Task = Literal[
@@ -66,6 +67,7 @@ class DataSpec(Document):
         description="the column of texts that is a table's only input; default: the only column "
         "besides the target, if it holds long texts",
     )
+    csv: CsvSpec = Field(default_factory=CsvSpec, description="the form of a .csv file")
     time: str | None = Field(
         default=None,
         min_length=1,

@@ -13,10 +13,10 @@ from pyarrow import parquet
 
 from trainwright.tasks import units
 from trainwright.tasks.data.formats import INDEX
+from trainwright.tasks.data.sources import table_of
 from trainwright.tasks.data.tables.table_source import (
     BATCH_ROWS,
     TableSource,
-    open_table,
     parquet_files,
 )
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -38,7 +38,7 @@ def table_files(spec: DataSpec, folder: Path) -> list[Path] | None:
     if path.is_dir() and (path / INDEX).is_file():
         return None
     try:
-        source = open_table(path, spec.named_columns)
+        source = table_of(spec)
         if not len(source.schema):
             return None
         if path.is_dir() or path.suffix.lower() == ".parquet":

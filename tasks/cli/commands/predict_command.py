@@ -21,6 +21,12 @@ def predict(
     out: Annotated[
         str, typer.Option("--out", metavar="FILE", help="the predictions, .parquet or .csv")
     ],
+    allow_unseen: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unseen", help="also columns without any value that the model is trained on"
+        ),
+    ] = False,
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -43,15 +49,17 @@ def predict(
                 status.update(f"{event['rows']:,} rows")
 
         with progress.listening(tell):
-            found = predict_rows(chosen, rows, out)
+            found = predict_rows(chosen, rows, out, allow_unseen=allow_unseen)
     if as_json:
         print_model(found)
         return
+    unseen = ", ".join(f"{name} in {rows:,} rows" for name, rows in found.unseen.items())
     facts = [
         ("run", f"{found.run}, the model of step {found.model_step}"),
         ("rows", f"{found.rows:,} in {units.seconds(found.duration_s)}"),
         ("columns", ", ".join(found.columns)),
         *([("ignored columns", ", ".join(found.ignored))] if found.ignored else []),
+        *([("unseen values", unseen)] if found.unseen else []),
         ("written to", found.out),
     ]
     console.facts("predictions", facts)

@@ -74,7 +74,7 @@ def channels_last(array: Array, channels: Channels) -> bool:
         return channels == "last"
     if last > _MOST_CHANNELS or min(first, second) <= _MOST_CHANNELS:
         return False
-    return array.dtype.kind == "u" or last == 3 or first == second
+    return bool(array.dtype.kind == "u" or last == 3 or first == second)
 
 
 def array_notes(arrays: Mapping[str, Array], task: Task, channels: Channels) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import filled, to_arrow, to_numpy
+from trainwright.tasks.data.tables.number_forms import ANY_NUMBER
 from trainwright.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MOST_CODES = 65_535
 """A category column's most frequent values have a code, which fits into 16 bits."""
 MOST_CLASSES = 10_000
+EXACT = 2**24
+"""float32 has all whole numbers up to this one."""
 _MOST_COUNTED = 1_000_000
 _MOST_BYTES = 128 * 2**20
 _MERGED_AT = 4
@@ -103,6 +106,9 @@ class ColumnScan:
     nan: int = 0
     infinite: int = 0
     """infinite, or too large for float32"""
+    least: float = math.inf
+    most: float = -math.inf
+    """of the finite numbers; exact if they are whole numbers"""
     values: ValueCounts | None = None
 
     @property
@@ -121,9 +127,44 @@ class ColumnScan:
         if is_number(column.type):
             numbers = as_float32(column)
             self.nan += int(np.count_nonzero(np.isnan(numbers))) - column.null_count
-            self.infinite += int(np.count_nonzero(np.isinf(numbers)))
+            infinite = int(np.count_nonzero(np.isinf(numbers)))
+            self.infinite += infinite
+            if not infinite:  # else the column is refused
+                self._extend(column)
         if self.values is not None:
             self.values.add(plain(column).drop_null())
+
+    def _extend(self, column: Any) -> None:
+        import pyarrow as pa
+        from pyarrow import compute
+
+        if pa.types.is_boolean(column.type):
+            return
+        if pa.types.is_floating(column.type):
+            column = column.filter(compute.is_finite(column))
+        found = compute.min_max(column).as_py()
+        if found["min"] is not None:
+            self.least, self.most = min(self.least, found["min"]), max(self.most, found["max"])
+
+    @property
+    def offset(self) -> int:
+        """The middle of large values, if float32 holds their distances from it more exactly.
+
+        That is if these are at most a sixteenth of the values, or whole and at most `EXACT`. Else
+        it is 0, as if float32 tells whole numbers of that size apart anyway.
+        """
+        import pyarrow as pa
+
+        if self.least > self.most or self.farthest(0) <= EXACT:
+            return 0
+        middle = int(self.least) + (int(self.most) - int(self.least)) // 2
+        farthest = self.farthest(middle)
+        exact = pa.types.is_integer(self.type) and farthest <= EXACT
+        return middle if exact or 16 * farthest <= self.farthest(0) else 0
+
+    def farthest(self, offset: int) -> float:
+        """The largest distance of a value from an offset."""
+        return max(abs(self.most - offset), abs(self.least - offset))
 
 
 def scan(batches: Iterable[Any], schema: Any, target: str | None) -> dict[str, ColumnScan]:
@@ -148,14 +189,15 @@ def scan(batches: Iterable[Any], schema: Any, target: str | None) -> dict[str, C
 def require_one_kind(scan: ColumnScan, where: str) -> None:
     """Raise BadInput if a column of texts has numbers in nearly all rows: a typing error, mostly.
 
-    Few different numbers may well be categories, as in 1, 2, 3+.
+    Few different numbers may well be categories, as in 1, 2, 3+, and digits alone are codes.
     """
     import numpy as np
     from pyarrow import compute
 
     assert scan.values is not None
     values, rows = scan.values.merged()
-    numbers = to_numpy(compute.match_substring_regex(values, _NUMBER)).astype(bool)
+    plain = to_numpy(compute.match_substring_regex(values, _NUMBER)).astype(bool)
+    numbers = plain | to_numpy(compute.match_substring_regex(values, ANY_NUMBER)).astype(bool)
     count = int(rows[numbers].sum())
     if np.count_nonzero(numbers) < _DIFFERENT or count < _NEARLY_ALL * rows.sum():
         return
@@ -163,7 +205,18 @@ def require_one_kind(scan: ColumnScan, where: str) -> None:
         example = values[int(np.flatnonzero(~numbers)[0])].as_py()
         raise BadInput(
             f"{where} holds numbers in {count} rows and texts in {int(rows.sum()) - count}, such "
-            f"as {example[:40]!r}; allowed: one kind"
+            f"as {example[:40]!r}; allowed: one kind, or data.csv.text_columns with this column"
+        )
+    if not plain.all() and count:
+        examples = [
+            values[int(np.flatnonzero(part)[0])].as_py()[:40]
+            for part in (plain, ~plain)
+            if part.any()
+        ]
+        raise BadInput(
+            f"{where} holds numbers that are written in several ways, such as "
+            f"{' and '.join(map(repr, examples))}; allowed: one way, or data.csv.text_columns with "
+            "this column"
         )
 
 
@@ -215,13 +268,32 @@ def shown_type(kind: Any) -> str:
     return next((word for word, holds in words.items() if holds(kind)), str(kind))
 
 
-def as_float32(column: Any) -> Array:
-    """A chunk of numbers as float32: NaN for missing ones, 1 and 0 for true and false."""
+def as_float32(column: Any, offset: int = 0) -> Array:
+    """A chunk of numbers as float32: NaN for missing ones, 1 and 0 for true and false.
+
+    `offset`: what is subtracted first, of whole numbers in 64 bits.
+    """
     import pyarrow as pa
 
+    if offset:
+        return _distances(column, offset)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     return filled(column.cast(pa.float32(), safe=False), "float32", math.nan)
+
+
+def _distances(column: Any, offset: int) -> Array:
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not pa.types.is_integer(column.type):
+        return (filled(column.cast(pa.float64()), "float64", math.nan) - offset).astype(np.float32)
+    unsigned = pa.types.is_unsigned_integer(column.type)
+    wide = column.cast(pa.uint64() if unsigned else pa.int64())
+    values = filled(wide, "uint64" if unsigned else "int64", 0).view(np.uint64)
+    distances = (values - np.uint64(offset % 2**64)).view(np.int64).astype(np.float32)
+    return np.where(to_numpy(compute.is_null(column)), np.float32(math.nan), distances)
 
 
 def _require_utf8(column: Any, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import filled
 from trainwright.tasks.data.tables.column_scan import (
+    EXACT,
     MOST_CODES,
     ColumnScan,
     as_float32,
@@ -70,12 +71,15 @@ class TableArrays:
         import numpy as np
 
         found = {}
+        offsets = {column.name: column.offset for column in self.columns}
         for name, columns in self._names.items():
             array = np.empty((batch.num_rows, len(columns)), self.dtypes[name])
             for at, column in enumerate(columns):
                 values = batch.column(column)
                 array[:, at] = (
-                    self._codes(values, column) if name == CATEGORIES else as_float32(values)
+                    self._codes(values, column)
+                    if name == CATEGORIES
+                    else as_float32(values, offsets[column])
                 )
             found[name] = array
         return found
@@ -103,7 +107,8 @@ def table_arrays(
             continue
         where = f"data.uri: {spec.uri}: column {name!r}"
         _require_usable(scan, where, spec)
-        if is_text(scan.type) and spec.uri.lower().endswith(".csv"):
+        written = spec.uri.lower().endswith(".csv") and name not in (spec.csv.text_columns or ())
+        if is_text(scan.type) and written:
             require_one_kind(scan, where)
         missing = scan.missing + scan.nan
         if is_text(scan.type):
@@ -112,13 +117,35 @@ def table_arrays(
             size = len(vocabularies[name]) + 1
             columns.append(Column(name=name, kind="category", missing=missing, vocabulary=size))
         else:
-            columns.append(Column(name=name, kind="number", missing=missing))
+            number = Column(name=name, kind="number", missing=missing, offset=scan.offset)
+            columns.append(number)
     if not columns:
         raise BadInput(
             f"data.uri: {spec.uri} has no column with values except the target; "
             "allowed: at least one input"
         )
     return TableArrays(columns, vocabularies, dropped)
+
+
+def number_notes(scans: Mapping[str, ColumnScan], names: Iterable[str]) -> list[str]:
+    """For people: which of some columns hold whole numbers that float32 can't tell apart."""
+    import pyarrow as pa
+
+    notes = []
+    for name in names:
+        scan, offset = scans[name], scans[name].offset
+        if offset:
+            notes.append(
+                f"column {name!r}: the model gets the distance from {offset}, because float32 "
+                "can't tell such large numbers apart"
+            )
+        if pa.types.is_integer(scan.type) and scan.farthest(offset) > EXACT:
+            notes.append(
+                f"column {name!r}: whole numbers more than 2**24 from {offset} are rounded to "
+                "float32, so neighbours may be alike; if they are identifiers, give them as texts "
+                "(data.csv.text_columns), or data.ignore them"
+            )
+    return notes
 
 
 def _require_usable(scan: ColumnScan, where: str, spec: DataSpec) -> None:

@@ -3,7 +3,7 @@
 | source | columns |
 |---|---|
 | .parquet, or a folder with .parquet files at any depth, by path | those of the files |
-| .csv | inferred by Arrow; a column whose first 64 MiB mislead is inferred again |
+| .csv | see `csv_table` |
 | .npy | of a structured array, or of rows × columns with the names 0, 1, … |
 
 Dictionary columns become plain values; decimals and float16 become float64.
@@ -11,7 +11,6 @@ Dictionary columns become plain values; decimals and float16 become float64.
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import to_arrow
 from trainwright.tasks.data.tables.column_scan import shown_type
+from trainwright.tasks.data.tables.csv_table import read_csv, require_names
+from trainwright.tasks.runs.artefacts.data_schema import CsvForm
+from trainwright.tasks.spec.csv_spec import CsvSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,11 +31,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 1 << 16
 _BATCH_VALUES = 1 << 24
-_BLOCK_BYTES = 64 * 2**20
 _BUFFER_BYTES = 2**20
 _INDEX_NAME = re.compile(r"__index_level_\d+__")
 """what pandas calls an index without a name"""
-_MISLED = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (.*): invalid (.*)", re.S)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class TableSource:
     """columns without a name, which are left out, such as the index in a CSV file of pandas"""
     index: tuple[str, ...] = ()
     """columns of a parquet file that pandas wrote as a table's index, which are left out too"""
+    csv: CsvForm | None = None
+    notes: tuple[str, ...] = ()
+    """for people: what is unusual about the file's form"""
 
     @classmethod
     def of(cls, table: Any) -> TableSource:
@@ -73,17 +76,27 @@ def parquet_files(folder: Path) -> list[Path]:
     ]
 
 
-def open_table(path: Path, used: Sequence[str] = ()) -> TableSource:
+def open_table(
+    path: Path, used: Sequence[str] = (), csv: CsvSpec | None = None, left: Sequence[str] = ()
+) -> TableSource:
     """The table in a file, or in a folder of parquet files. Raises ValueError, OSError.
 
-    Without the columns of an index (`pandas_index`), unless they are `used`.
+    Without the columns of an index (`pandas_index`), unless they are `used`. `csv`: the form of a
+    .csv file as far as it is given; columns of texts in `left` are no numbers in another form.
     """
+    import pyarrow as pa
+
     suffix = path.suffix.lower()
     if path.is_dir() or suffix == ".parquet":
         index = pandas_index(path, used)
         source = open_parquet(path) if not index else _without(path, index)
         return replace(source, index=tuple(index))
-    return _npy(path) if suffix == ".npy" else _csv(path)
+    if suffix == ".npy":
+        return _npy(path)
+    if path.stat().st_size == 0:
+        return TableSource(pa.schema([]), lambda: iter(()))
+    schema, batches, form, notes = read_csv(path, csv or CsvSpec(), used, left)
+    return replace(_made(schema, batches), csv=form, notes=tuple(notes))
 
 
 def pandas_index(path: Path, used: Sequence[str]) -> list[str]:
@@ -143,17 +156,6 @@ def _common(kind: Any) -> Any:
     if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
         return pa.float64()
     return pa.string() if pa.types.is_string_view(kind) else kind
-
-
-def require_names(schema: Any) -> None:
-    """Raise ValueError unless the names of an Arrow schema are different texts."""
-    try:
-        names = list(schema.names)
-    except UnicodeDecodeError:
-        raise ValueError("a column's name is not UTF-8 text") from None
-    doubled = sorted({name for name in names if name and names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"the column {doubled[0]!r} occurs twice")
 
 
 def open_parquet(
@@ -263,61 +265,3 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
     if dtype.hasobject:
         raise ValueError("it holds Python objects: pickles, which may run code")
     return shape, by_column, dtype
-
-
-def _csv(path: Path) -> TableSource:
-    import pyarrow as pa
-
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise ValueError("it is UTF-16; allowed: UTF-8 text")
-    if size == 0:
-        return TableSource(pa.schema([]), lambda: iter(()))
-    known: dict[str, Any] = {}
-    schema = _csv_reader(path, known).schema
-    require_names(schema)
-    while size > _BLOCK_BYTES:  # else the first block was the whole
-        try:
-            for _ in _csv_reader(path, known):
-                pass
-            break
-        except pa.ArrowInvalid as error:
-            name, kind = _widened(error, schema, known)
-            known[name] = kind
-    schema = _csv_reader(path, known).schema
-    for one in schema:
-        if pa.types.is_binary(one.type):
-            raise ValueError(f"the column {one.name!r} is not UTF-8 text")
-    return _made(schema, lambda: iter(_csv_reader(path, known)))
-
-
-def _csv_reader(path: Path, known: dict[str, Any]) -> Any:
-    from pyarrow import csv
-
-    return csv.open_csv(
-        path,
-        read_options=csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-        convert_options=csv.ConvertOptions(strings_can_be_null=True, column_types=known),
-    )
-
-
-def _widened(error: Exception, schema: Any, known: dict[str, Any]) -> tuple[str, Any]:
-    """The column that does not fit its type, and the next type to try, as Arrow's inference does.
-
-    Raises the error if it is another one.
-    """
-    import pyarrow as pa
-
-    found = _MISLED.search(str(error))
-    if found is None:
-        raise error
-    name = schema.names[int(found[1])]
-    kind = known.get(name, schema.field(name).type)
-    if "UTF8" in found[3]:
-        raise ValueError(f"the column {name!r} is not UTF-8 text") from None
-    moments = [pa.timestamp("s"), pa.timestamp("ns")]
-    order = [pa.null(), pa.int64(), pa.bool_(), pa.date32(), *moments, pa.float64(), pa.string()]
-    if kind == pa.int64():
-        return name, pa.float64()
-    return name, order[order.index(kind) + 1] if kind in order else pa.string()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.data.tables.arrow_numpy import to_numpy
 from trainwright.tasks.data.tables.column_scan import (
+    EXACT,
     MOST_CLASSES,
     ColumnScan,
     is_number,
@@ -54,13 +55,50 @@ class TargetColumn:
 def looks_like_numbers(column: ColumnScan) -> bool:
     """Whether a target is a quantity by its look: fractions, or many different whole numbers."""
     import pyarrow as pa
+    from pyarrow import compute
 
+    number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if not number or column.values is None:
+        return bool(pa.types.is_floating(column.type))
+    values, _ = column.values.merged()
     if pa.types.is_floating(column.type):
-        return True
-    if not pa.types.is_integer(column.type) or column.values is None:
-        return False
-    distinct = len(column.values.merged()[0])
+        whole = compute.all(compute.equal(values, compute.floor(values)))
+        if column.values.pruned or column.nan or column.infinite or not whole.as_py():
+            return True
+    distinct = len(values)
     return column.values.pruned or distinct > min(MAX_CLASSES, max(2, column.rows // 2))
+
+
+def target_notes(column: ColumnScan, task: Task, *, inferred: bool) -> list[str]:
+    """For people: which values of a target may be meant in another way than they are read."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    notes, where = list[str](), f"target {column.name!r}"
+    if not task.endswith("classification"):
+        if pa.types.is_integer(column.type) and column.farthest(0) > EXACT:
+            notes.append(f"{where}: whole numbers above 2**24 are rounded to float32")
+        return notes
+    assert column.values is not None
+    values, _ = column.values.merged()
+    if inferred and pa.types.is_floating(column.type):
+        notes.append(
+            f"{where} holds whole numbers such as {values[0].as_py()}: its {len(values)} values "
+            "are classes; data.task: tabular-regression predicts numbers"
+        )
+    if not is_text(column.type):
+        return notes
+    alike: dict[str, list[str]] = {}
+    same = compute.utf8_lower(compute.utf8_trim_whitespace(values))
+    for key, value in zip(same.to_pylist(), values.to_pylist(), strict=True):
+        alike.setdefault(key, []).append(value)
+    for names in alike.values():
+        if len(names) > 1:
+            notes.append(
+                f"{where}: {', '.join(map(repr, names[:5]))} are different classes, though they "
+                "differ in case or white space only"
+            )
+    return notes[:5]
 
 
 def target_column(column: ColumnScan, task: Task) -> TargetColumn:

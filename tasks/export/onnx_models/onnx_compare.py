@@ -79,11 +79,15 @@ class ModelRows:
         if not takes_columns(self.schema):
             return self.feed(rows)
         found: Feed = {}
+        offsets = {column.name: column.offset for column in self.schema.columns}
         for name, columns in column_inputs(self.schema).items():
             for place, column in enumerate(columns):
                 if name != CATEGORIES:
                     values = self.arrays[name][rows, place]
-                    found[column] = values.astype(np.float32)
+                    offset = offsets[column]
+                    found[column] = (
+                        values.astype(np.float64) + offset if offset else values.astype(np.float32)
+                    )
                     continue
                 codes = self.arrays[name] if self.stored_codes is None else self.stored_codes
                 texts = [missing_text(self.category_values[column]), *self.category_values[column]]

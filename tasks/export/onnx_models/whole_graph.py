@@ -11,7 +11,7 @@ Columns are inputs by their names. A model whose inputs are no columns of number
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ def whole(
     for name in given:
         if columns:
             into[PREFIX + name] = _of_columns(
-                parts, name, column_inputs(schema)[name], vocabularies, types[PREFIX + name]
+                parts, name, schema, vocabularies, types[PREFIX + name]
             )
         else:
             array = next(one for one in graph.input if one.name == PREFIX + name)
@@ -134,17 +134,20 @@ def opset(model: onnx.ModelProto) -> int:
 def _of_columns(
     parts: GraphParts,
     array: str,
-    columns: Iterable[str],
+    schema: DataSchema,
     vocabularies: Mapping[str, list[str]],
     kind: int,
 ) -> str:
-    """The name of the array that is made of columns."""
+    """The name of the array that is made of columns; those with an offset are 64 bits wide."""
+    offsets = {column.name: column.offset for column in schema.columns}
     axis = parts.constant(f"{array} axis", TensorProto.INT64, [1], [1])
     wide = []
-    for column in columns:
+    for column in column_inputs(schema)[array]:
         texts = array == CATEGORIES
         given = parts.name(column or "column")
-        element = TensorProto.STRING if texts else TensorProto.FLOAT
+        offset = offsets[column]
+        number = TensorProto.DOUBLE if offset else TensorProto.FLOAT
+        element = TensorProto.STRING if texts else number
         parts.inputs.append(helper.make_tensor_value_info(given, element, [ROWS]))
         if texts:
             values = list(vocabularies.get(column, []))
@@ -157,6 +160,10 @@ def _of_columns(
                 values_int64s=list(range(1, len(values) + 1)) or [0],
                 default_int64=0,
             )
+        elif offset:
+            from_ = parts.constant(f"{column} offset", TensorProto.DOUBLE, [1], [float(offset)])
+            exact = parts.node("Sub", [given, from_], f"{column} distance")
+            given = parts.node("Cast", [exact], f"{column} number", to=TensorProto.FLOAT)
         wide.append(parts.node("Unsqueeze", [given, axis], f"{column} column"))
     joined = parts.node("Concat", wide, f"{array} joined", axis=1)
     stored = TensorProto.INT64 if array == CATEGORIES else TensorProto.FLOAT

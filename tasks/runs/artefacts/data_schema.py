@@ -19,6 +19,11 @@ class Column(Value):
         description="what the column holds"
     )
     missing: int = Field(default=0, description="rows without a value")
+    offset: int = Field(
+        default=0,
+        description="of numbers that float32 can't tell apart: the model gets their distance from "
+        "this number, which is subtracted in 64 bits",
+    )
     vocabulary: int = Field(
         default=0,
         description="codes of a category, an upper bound for every split: 0 stands for missing and "
@@ -32,6 +37,28 @@ class TimeStamps(Value):
     zone: str | None = Field(default=None, description="time zone of the stamps; None: none")
     step_us: int = Field(default=0, description="step in microseconds; None: it is in months")
     step_months: int = Field(default=0, description="step in months; None: it is in time")
+
+
+class NumberForm(Value):
+    """How the numbers of a .csv file's column are written."""
+
+    decimal: str = Field(default=".", description="decimal mark")
+    thousands: str = Field(default="", description="mark between thousands; empty: none")
+    affix: str = Field(default="", description="sign of percent or of a currency, left out")
+
+
+class CsvForm(Value):
+    """How a .csv file was read."""
+
+    separator: str = Field(default=",", description="character between columns")
+    encoding: str = Field(default="utf-8", description="of the file's texts")
+    skipped: int = Field(default=0, description="lines before the columns' names, such as sep=;")
+    numbers: dict[str, NumberForm] = Field(
+        default_factory=dict, description="columns of numbers that are not plain, such as 1,5"
+    )
+    texts: list[str] = Field(
+        default_factory=list, description="columns of digits that are codes, such as 00145"
+    )
 
 
 class DataSchema(Value):
@@ -74,6 +101,7 @@ class DataSchema(Value):
         default_factory=list, description="the columns of the inputs, in their order"
     )
     stamps: TimeStamps | None = Field(default=None, description="of time series")
+    csv: CsvForm | None = Field(default=None, description="of a .csv file: how it was read")
     notes: list[str] = Field(
         default_factory=list,
         description="how the source was read, if its values or axes could be read in another way",

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from trainwright.infra.local import start_s3, stop_s3
 from trainwright.tasks.data import dataset
@@ -24,6 +24,7 @@ from trainwright.tasks.data.formats import Raw
 from trainwright.tasks.data.sources import localized
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
+from trainwright.tasks.spec.csv_spec import CsvSpec
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.storage.connect import open_store
@@ -280,6 +281,53 @@ def test_whole_numbers_of_an_npz_file_stay_whole(tmp_path: Path) -> None:
         load(DataSpec(uri=write(tmp_path, "huge.npz", huge)))
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_neighbours_beyond_float32_stay_apart_and_that_is_told(tmp_path: Path, form: str) -> None:
+    whole = [1_700_000_000_000 + row for row in range(20)]
+    wide = [row * 2**40 for row in range(20)]
+    label = ["a", "b"] * 10
+    table = pa.table({"ms": whole, "ns": [n * 10**6 for n in whole], "wide": wide, "label": label})
+    path = tmp_path / f"t.{form}"
+    (csv.write_csv if form == "csv" else parquet.write_table)(table, path)
+    found = load(DataSpec(uri=str(path)))
+    near, far, rest = found.inputs["inputs"].T
+    assert near.tolist() == [row - 9 for row in range(20)]
+    assert np.allclose(far, (np.arange(20) - 9.5) * 1e6, rtol=1e-6)
+    assert rest.tolist() == wide
+    said = "; ".join(found.schema.notes)
+    assert "column 'ms': the model gets the distance from 1700000000009" in said
+    assert said.count("are rounded to float32") == 1
+    assert "column 'wide': whole numbers more than 2**24 from 0 are rounded to float32" in said
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "note"),
+    [
+        (["0.0", "1.0"], ["0", "1"], "holds whole numbers such as 0.0: its 2 values are classes"),
+        (["00", "01"], ["00", "01"], "digits with leading zeros are codes"),
+        (["yes", "yes ", "no"], ["no", "yes"], "white space around values is removed"),
+        (["yes", "Yes", "no"], ["Yes", "no", "yes"], "'Yes', 'yes' are different classes"),
+        (["TRUE", "False", "yes"], ["False", "TRUE", "yes"], ""),
+    ],
+)
+def test_labels_are_kept_or_what_becomes_of_them_is_told(
+    tmp_path: Path, labels: list[str], classes: list[str], note: str
+) -> None:
+    rows = "".join(f"{row}.5,{labels[row % len(labels)]}\n" for row in range(30))
+    found = load(DataSpec(uri=write(tmp_path, "t.csv", "x,label\n" + rows)))
+    assert (found.schema.task, found.schema.classes) == ("tabular-classification", classes)
+    assert note in "; ".join(found.schema.notes)
+
+
+def test_numbers_that_are_written_in_several_ways_are_refused(tmp_path: Path) -> None:
+    rows = "".join(f'"{row}{",."[row % 2]}5",a\n{row},b\n' for row in range(30))
+    uri = write(tmp_path, "t.csv", "x,label\n" + rows)
+    with pytest.raises(BadInput, match=r"written in several ways, such as '0' and '0,5'; allowed"):
+        load(DataSpec(uri=uri))
+    texts = load(DataSpec(uri=uri, csv=CsvSpec(text_columns=("x",))))
+    assert texts.schema.columns[0].kind == "category"
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "channels", "given"),
     [
@@ -398,7 +446,8 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             {},
             "data.target: 'label' holds numbers in 99 rows and texts in 1",
         ),
-        ("a.csv", b"a,label\n\xff\xfe,x\nb,y\n", {}, "the column 'a' is not UTF-8 text"),
+        ("a.csv", "ä,label\n".encode() + b"\xff\xfe,x\nb,y\n", {}, "neither all UTF-8 nor"),
+        ("a.csv", b"a,label\n\0\1\2,x\nb,y\n", {}, "it is not text: it holds zero bytes"),
         (
             "a.csv",
             "a,label\n1,x\n2,y\n",
@@ -416,6 +465,13 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
         ("a.csv", "a,label\n1,x\n", {}, "got 1 rows; allowed: at least 2"),
         ("a.parquet", "garbage", {}, "can't be read"),
         ("a.npz", "garbage", {}, "it is not an npz file"),
+        (
+            "a.npy",
+            np.ones((3, 2)),
+            {"csv": CsvSpec(decimal=",")},
+            "data.csv: got .*only for a .csv",
+        ),
+        ("a.csv", PEOPLE, {"channels": "last"}, "data.channels: got last; allowed only for arrays"),
         ("a.npy", "garbage", {}, "can't be read"),
         ("a.npz", CLASSES | {"label": np.arange(3)}, {}, r"different lengths \(x 4, label 3\)"),
         ("a.npz", CLASSES, {"target": "y"}, "data.target: got 'y'; allowed: .*: x, label"),

@@ -12,6 +12,7 @@ from pyarrow import csv, parquet
 
 from trainwright.tasks.data.job_fields import require_job_fields
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.csv_spec import CsvSpec
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.validate.check import validate
 
@@ -54,10 +55,11 @@ def test_a_used_column_can_not_be_ignored() -> None:
         DataSpec(uri="t.csv", ignore=("label",))
 
 
-def test_a_file_without_commas_is_told_by_its_separator(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a;label\n" + "1;0\n2;1\n" * 20)
-    with pytest.raises(BadInput, match=r"with semicolons between its columns; allowed: commas$"):
-        validate(DataSpec(uri=str(tmp_path / "t.csv")))
+def test_another_separator_than_the_files_is_refused_with_the_files(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a;label\n" + "1,5;0\n2,5;1\n" * 20)
+    said = r"data\.csv\.separator: got ','; its columns are separated by semicolons: ';'$"
+    with pytest.raises(BadInput, match=said):
+        validate(DataSpec(uri=str(tmp_path / "t.csv"), csv=CsvSpec(separator=",")))
 
 
 def test_an_empty_file_is_bad_input_before_the_check(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from trainwright.tasks.data.modalities.tokens import tokens
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.inference.model_input import ModelInput, require_columns
+from trainwright.tasks.inference.model_input import ModelInput, from_offsets, require_columns
 from trainwright.tasks.runs.artefacts.data_schema import Column, DataSchema
 
 
@@ -114,3 +114,18 @@ def test_a_missing_column_is_named_beside_the_dates_of_the_table_not_their_parts
     with pytest.raises(BadInput) as raised:
         require_columns(columns, given, "x.csv", {"sold": names[:2]})
     assert str(raised.value) == ("rows: x.csv has no column 'age'; the run's model takes sold, age")
+
+
+def test_distances_from_an_offset_are_exact_for_any_type_of_numbers() -> None:
+    """As training stores them, and as a source's own predict gets them."""
+    for given, kind in (
+        (2**60, pa.int64()), (2**63 + 2**62, pa.uint64()), (2**50, pa.float64()),
+        (2**50, pa.decimal128(20, 0)),
+    ):  # fmt: skip
+        column = Column(name="x", kind="number", missing=1, offset=given)
+        numbers = schema([column], {"inputs": (1,)}, {"inputs": "float32"})
+        rows = batch(x=pa.array([given - 1, None, given + 3], kind))
+        found = ModelInput(numbers, {}, True, "rows.csv").arrays(rows)["inputs"][:, 0]
+        assert np.array_equal(found, np.float32([-1, np.nan, 3]), equal_nan=True)
+        raw = from_offsets(rows, [column]).column("x").to_numpy(zero_copy_only=False)
+        assert np.array_equal(raw, found, equal_nan=True)

@@ -19,8 +19,9 @@ from stored_run import stored_run, with_source
 from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.inference import predict, row_source, stored_model
+from trainwright.tasks.inference import csv_rows, predict, stored_model
 from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.storage.connect import open_store
@@ -162,11 +163,91 @@ def test_predictions_of_mixed_columns_have_the_trainings_own_accuracy(
 def test_values_that_training_did_not_see_are_predicted_as_missing_ones(
     mixed: Run, tmp_path: Path
 ) -> None:
-    coded = pa.array(["mauve", None], pa.dictionary(pa.int8(), pa.string()))
-    rows = write(tmp_path, a=[1.0, 1.0], b=[2, 2], colour=coded, shape=["round", "round"])
-    predict(mixed, str(rows), str(tmp_path / "out.parquet"))
-    one, other = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    coded = pa.array(["mauve", None, "red"], pa.dictionary(pa.int8(), pa.string()))
+    rows = write(tmp_path, a=[1.0] * 3, b=[2] * 3, colour=coded, shape=["round"] * 3)
+    found = predict(mixed, str(rows), str(tmp_path / "out.parquet"))
+    assert found.unseen == {"colour": 1}
+    one, other, _ = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert one == other
+
+
+def test_a_column_of_unseen_values_only_is_refused_unless_that_is_allowed(
+    mixed: Run, tmp_path: Path
+) -> None:
+    """Numbers in a column of texts, mostly a mistake, are such values."""
+    header, out = "a,b,colour,shape\n", tmp_path / "out.csv"
+    (tmp_path / "rows.csv").write_text(header + "1,2,1,round\n2,3,2,round\n")
+    assert refusal(mixed, tmp_path / "rows.csv", out) == (
+        "rows: rows.csv: the column 'colour' has no value that the model is trained on: got '1' in "
+        "its first row of 2; allowed: 'blue', 'green', 'red'; --allow-unseen predicts them as "
+        "values that the model does not know"
+    )
+    rows = write(tmp_path, a=[1.0, 2.0], b=[2, 3], colour=[1, 2], shape=["round", "round"])
+    says = refusal(mixed, rows, out)
+    assert "'colour' holds whole numbers; the run's model takes texts; --allow-unseen" in says
+    for given in (rows, tmp_path / "rows.csv"):
+        found = predict(mixed, str(given), str(out), allow_unseen=True)
+        assert (found.rows, found.unseen) == (2, {"colour": 2})
+
+
+@pytest.fixture(scope="module")
+def european(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on a file with semicolons, decimal commas, codes, and numbers beyond float32."""
+    folder = tmp_path_factory.mktemp("european")
+    rows = [
+        f"{row % 7},5;{1_700_000_000_000 + row};00{row % 3};{'high' if row >= 200 else 'low'}\n"
+        for row in range(400)
+    ]
+    (folder / "train.csv").write_text("a;stamp;zip;label\n" + "".join(rows))
+    data = {"uri": str(folder / "train.csv"), "missing": "keep"}
+    return stored_run(folder, MIXED.replace("nn.Linear(10,", "nn.Linear(6,"), data, epochs=30)
+
+
+def test_a_csv_file_is_predicted_in_the_form_of_the_data(european: Run, tmp_path: Path) -> None:
+    """Neighbouring time stamps beyond float32 stay apart, in training and prediction."""
+    schema = european.read(Validation).data
+    assert schema is not None
+    stamp = next(column for column in schema.columns if column.name == "stamp")
+    assert stamp.offset == 1_700_000_000_199
+    assert european.read(Result).metrics["accuracy"] > 0.9
+    lines = Path(european.job().data.uri).read_text().splitlines(keepends=True)
+    held = [lines[1 + row] for row in loaded(european).split.validation]
+    (tmp_path / "rows.csv").write_text(lines[0] + "".join(held))
+    predict(european, str(tmp_path / "rows.csv"), str(tmp_path / "out.parquet"))
+    predictions = pq.read_table(tmp_path / "out.parquet")["prediction"].to_pylist()
+    wanted = [line.strip().rpartition(";")[2] for line in held]
+    right = np.array(predictions) == np.array(wanted)
+    assert right.mean() == european.read(Result).metrics["accuracy"]
+    columns = [line.split(";") for line in held]
+    rows = write(
+        tmp_path,
+        a=[float(one[0].replace(",", ".")) for one in columns],
+        stamp=[int(one[1]) for one in columns],
+        zip=[one[2] for one in columns],
+    )
+    predict(european, str(rows), str(tmp_path / "again.parquet"))
+    again = pq.read_table(tmp_path / "again.parquet")
+    assert again.equals(pq.read_table(tmp_path / "out.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a;zip\n0,5;001\n", "rows.csv has no column 'stamp'; the run's model takes a, stamp, zip"),
+        ("a;stamp;zip\n0.5;1700000000000;001\n", "'a' holds '0.5'; its other numbers are written"),
+        ("a;stamp;zip\nn/a;1700000000000;001\n", "'a' holds 'n/a'; its other numbers are"),
+        (
+            "a,stamp,zip\n1,n/a,001\n",
+            "the column 'stamp' holds texts; the run's model takes numbers",
+        ),
+        ("a;stamp;zip\n", "rows: rows.csv has no rows"),
+    ],
+)
+def test_csv_rows_in_another_form_are_refused(
+    european: Run, tmp_path: Path, content: str, says: str
+) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    assert says in refusal(european, tmp_path / "rows.csv", tmp_path / "out.csv")
 
 
 def test_predicted_numbers_have_the_trainings_own_error(numbers: Run, tmp_path: Path) -> None:
@@ -181,7 +262,7 @@ def test_predicted_numbers_have_the_trainings_own_error(numbers: Run, tmp_path: 
 def test_columns_of_a_csv_file_are_read_as_the_model_takes_them(
     numbers: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_source, "_CSV_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", 1000)
     rows = "".join(f"{n % 7},{n % 3}\n" for n in range(2000)) + "0.5,1.25\n"
     (tmp_path / "rows.csv").write_text("b,a\n" + rows)  # fractions only after the first block
     found = predict(numbers, str(tmp_path / "rows.csv"), f"file://{tmp_path}/out.parquet")

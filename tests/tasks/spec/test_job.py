@@ -21,7 +21,8 @@ priority: 0
 data:
   {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2,
    expectations: suite.json, missing: auto, split: group, split_by: patient, stratify: auto,
-   image_size: [8, 8], augment: none}
+   image_size: [8, 8], augment: none, channels: auto,
+   csv: {separator: tab, decimal: ",", thousands: space, encoding: latin-1, text_columns: [zip]}}
 model: {source: cnn.py, config: {width: 64}}
 recommend: {templates: [linear], top: 3, probe: false}
 train:
@@ -66,6 +67,8 @@ def test_every_field_of_the_contract_is_read_and_paths_are_relative_to_the_file(
     assert job.model.source == str(tmp_path / "jobs" / "cnn.py")
     assert job.data.expectations == str(tmp_path / "jobs" / "suite.json")
     assert job.data.uri == "builtin:digits"
+    csv = job.data.csv
+    assert (csv.separator, csv.thousands, csv.encoding) == ("\t", " ", "iso8859-1")
 
 
 def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
@@ -82,6 +85,13 @@ def test_a_job_read_back_from_the_run_folder_is_equal(tmp_path: Path) -> None:
         ({"nmae": "x"}, "nmae: unknown field; allowed: name, pool, "),
         ({"train": {"epoch": 3}}, "train.epoch: unknown field; allowed: epochs, "),
         ({"train": {"epoch": 3}}, "; did you mean epochs?"),
+        ({"data": {"uri": "a.csv", "csv": {"separator": "::"}}}, "data.csv.separator: got '::'; "),
+        ({"data": {"uri": "a.csv", "csv": {"thousands": "_"}}}, "data.csv.thousands: got '_'; "),
+        ({"data": {"uri": "a.csv", "csv": {"encoding": "utf-7b"}}}, "such as cp1252 or utf-16"),
+        (
+            {"data": {"uri": "a.csv", "csv": {"decimal": ",", "thousands": ","}}},
+            "thousands: another mark than decimal",
+        ),
         ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
         ({"train": {"epochs": True}}, "train.epochs: got true; allowed: a whole number"),
         ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a whole number"),
