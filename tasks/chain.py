@@ -304,7 +304,12 @@ def run_step(context: RunContext, spec: StepSpec) -> Reference:
             run.note(steps=_steps_with(context, spec, time.monotonic() - started))
             raise
         except BaseException as error:
+            # A stop also ends the processes that the step started, whose end is no failure.
+            if stopped := context.stop.is_set() and type(error) is TrainwrightError:
+                error = Interrupted(f"{spec.name}: stopped")
             _record_failure(context, spec, error, time.monotonic() - started)
+            if stopped:
+                raise error from None
             raise
         finally:
             context.running = None

@@ -16,7 +16,7 @@ import pytest
 
 from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
-from trainwright.tasks.errors import TrainingFailed, TrainwrightError
+from trainwright.tasks.errors import Interrupted, TrainingFailed, TrainwrightError
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.listing import Listing
 from trainwright.tasks.runs.run import Run, open_run
@@ -120,6 +120,18 @@ def test_a_full_disk_on_this_machine_gives_one_line(
     ):
         run_step(run, work)
     assert run.status().state == "failed"
+
+
+def test_a_stopped_step_whose_process_fails_is_interrupted(home: Path, tmp_path: Path) -> None:
+    run = opened(tmp_path, Holder("one"))
+
+    def work(context: RunContext) -> Reference:
+        context.stop.set()
+        raise TrainwrightError("the measuring process exited with -15")
+
+    with pytest.raises(Interrupted, match="train: stopped"):
+        run_step(run, work)
+    assert run.status().state == "interrupted"
 
 
 def test_a_run_without_a_next_step_is_left(home: Path, tmp_path: Path) -> None:
