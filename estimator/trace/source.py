@@ -6,16 +6,14 @@ needs torch, so do it in a separate process.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +52,11 @@ class ModelDefinition:
 
     loss(outputs, targets)
         None if the job's task determines the loss. Training passes the job's label smoothing to a
-        parameter `label_smoothing`; validation passes none, so its default is to be 0.
+        parameter `label_smoothing`; validation passes none, so its default is to be 0. It returns
+        the mean over the batch, or a pair (sum, weight).
+    loss_weight(targets)
+        The weight of a batch in the joint loss, if `loss` returns a mean that is not over samples:
+        the number that it divides by, such as that of tokens which count.
     adapt(model, inputs, targets, names)
         Sets buffers and initial parameters from up to 16,384 training rows, without gradients.
         `names`: for each category column its values in the order of their codes, which begin at 1,
@@ -73,6 +75,7 @@ class ModelDefinition:
     predict: Callable[[Any, dict[str, list[Any]]], dict[str, list[Any]]] | None = None
     dataset: Callable[..., Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    loss_weight: Callable[[Any], Any] | None = None
 
 
 def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
@@ -167,7 +170,7 @@ def load(folder: Path, entry: str) -> ModelDefinition:
         raise BadInput(
             f"model.source: {entry} defines no function build_model(**config) -> torch.nn.Module"
         )
-    optional = ("example_batch", "loss", "adapt", "predict", "dataset", "collate")
+    optional = [one.name for one in fields(ModelDefinition) if one.name != "build_model"]
     return ModelDefinition(build, **{name: getattr(module, name, None) for name in optional})
 
 
@@ -254,46 +257,3 @@ def _of_the_user(file: str) -> bool:
 
 def _arguments(config: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in config.items())
-
-
-def loss_function(
-    definition: ModelDefinition, task: str, label_smoothing: float = 0.0
-) -> Callable[[Any, Any], torch.Tensor]:
-    """The source's loss, or the task's: cross-entropy for classes, squared error for numbers.
-
-    With the job's `label_smoothing` it is the loss of training, without it that of validation.
-    Raises BadInput for a smoothing if the task has no classes, or if the source's own loss has no
-    parameter of that name.
-    """
-    import torch
-
-    own = definition.loss
-    if label_smoothing and not task.endswith("classification"):
-        raise BadInput(
-            f"train.label_smoothing: got {label_smoothing:g}; allowed: 0, as {task} has no classes"
-        )
-    if label_smoothing and own is not None and not _smooths(own):
-        raise BadInput(
-            f"train.label_smoothing: got {label_smoothing:g}; allowed: 0, as the loss of the "
-            "model's source has no parameter label_smoothing"
-        )
-    if own is not None or task.endswith("classification"):
-        plain: Callable[..., Any] = torch.nn.functional.cross_entropy if own is None else own
-        if label_smoothing:
-            return functools.partial(plain, label_smoothing=label_smoothing)
-        return plain
-    if task in ("tabular-regression", "forecasting"):
-        return lambda outputs, targets: torch.nn.functional.mse_loss(
-            outputs.reshape(targets.shape), targets
-        )
-    raise BadInput(
-        "model.source: a custom task needs a function loss(outputs, targets) in the model's source"
-    )
-
-
-def _smooths(loss: Callable[..., Any]) -> bool:
-    """Whether a loss has a parameter `label_smoothing`."""
-    try:
-        return "label_smoothing" in inspect.signature(loss).parameters
-    except (TypeError, ValueError):  # a callable without a signature
-        return False

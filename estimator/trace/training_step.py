@@ -19,6 +19,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.structure import Precision
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 
@@ -67,7 +68,7 @@ class TrainingStep:
     ) -> None:
         before = recorder.live_bytes if recorder else 0.0
         task = self.what.spec.task if self.what.spec else "image-classification"
-        loss_of = model_source.loss_function(self.what.definition, task, self.what.label_smoothing)
+        loss_of = loss_function(self.what.definition, task, self.what.label_smoothing)
         with autocast(self.what.precision):
             if recorder is not None:
                 recorder.graph_begins()
@@ -80,11 +81,6 @@ class TrainingStep:
             self._check_outputs(outputs, targets)
             with _user_code("loss", "it"):
                 loss = loss_of(for_loss(outputs), targets)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise BadInput(
-                f"loss: returned {shape}; allowed: a scalar tensor, the mean over the batch"
-            )
         if not loss.requires_grad:
             dtype = str(loss.dtype).removeprefix("torch.")
             raise BadInput(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.estimator.trace.source import ModelDefinition, described
 from trainwright.tasks.export.circuits.fine_tune import Tuned, TuneLimits, tune
 from trainwright.tasks.export.circuits.integer_model import IntegerModel
@@ -224,7 +225,7 @@ def _metric(
     """The job's metric of outputs, as the validation of a training computes it."""
     name, wanted = request["metric"], torch.from_numpy(targets)
     if name == "loss":
-        loss = model_source.loss_function(definition, schema.task)
+        loss = loss_function(definition, schema.task)
         return lambda outputs: float(loss(torch.from_numpy(outputs).float(), wanted))
 
     def value(outputs: Array) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import onnx  # noqa: TID253
 import onnxruntime  # noqa: TID253
 import torch  # noqa: TID253
 
-from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.batch_loss import BatchLoss, loss_function
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data.tables.table_arrays import CATEGORIES
 from trainwright.tasks.export.onnx_models.torch_to_onnx import PlainModel
@@ -171,7 +172,7 @@ def metric_value(
     """A metric of outputs for all rows, as the validation of a training computes it."""
     schema, found = rows.schema, torch.from_numpy(outputs[0])
     if name == "loss":
-        return _loss(found, rows, model_source.loss_function(definition, schema.task))
+        return _loss(found, rows, loss_function(definition, schema.task))
     first = float(np.asarray(rows.targets[:1]).reshape(-1)[0])
     sums = sums_of(schema.task, len(schema.classes or ()), first, torch.device("cpu"), naive)
     assert sums is not None  # the run has the metric
@@ -180,13 +181,16 @@ def metric_value(
     return sums.found(len(rows)).metrics[name]
 
 
-def _loss(outputs: torch.Tensor, rows: ModelRows, loss: Callable[[Any, Any], Any]) -> float:
-    total = 0.0
+def _loss(outputs: torch.Tensor, rows: ModelRows, loss: BatchLoss) -> float:
+    total, weights = 0.0, 0.0
     for batch in rows.batches():
         targets = torch.from_numpy(np.array(rows.targets[batch]))
         with torch.no_grad():
-            total += float(loss(outputs[batch[0] : batch[-1] + 1], targets)) * len(batch)
-    return total / len(rows)
+            of_batch = outputs[batch[0] : batch[-1] + 1]
+            mean, weight = loss.weighted(of_batch, targets, len(batch))
+        total += float(mean) * weight if weight else 0.0
+        weights += weight
+    return total / weights if weights else math.nan
 
 
 def latencies(

@@ -73,6 +73,7 @@ def train(
     """Train a new model on these rows of the data, for at most this time."""
     import torch
 
+    from trainwright.estimator.trace.batch_loss import loss_function
     from trainwright.tasks.train.rank.optimizer import learning_rate_at, make_optimizer
 
     torch.manual_seed(spec.seed)
@@ -80,7 +81,7 @@ def train(
     model = model_source.build(definition, {})
     known = _batch(data, sampled(rows, ADAPT_ROWS))
     model_source.adapt(definition, model, *known, data.names())
-    loss = model_source.loss_function(definition, data.schema.task, spec.label_smoothing)
+    loss = loss_function(definition, data.schema.task, spec.label_smoothing)
     rate = _RATES[spec.optimizer.name] if spec.learning_rate == "auto" else spec.learning_rate
     optimizer = make_optimizer(model.parameters(), spec.optimizer, rate)
     size = 256 if spec.global_batch_size == "auto" else spec.global_batch_size

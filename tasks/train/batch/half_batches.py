@@ -22,35 +22,38 @@ def due(step: int, estimates: int) -> bool:
 
 def half_squares(
     model: torch.nn.Module,
-    loss_of: Callable[[Any], torch.Tensor],
+    loss_of: Callable[[Any], tuple[torch.Tensor, float]],
     rows: Sequence[int] | Any,
     count: int | None = None,
-) -> tuple[list[int], list[float], float]:
+) -> tuple[list[float], list[float], float]:
     """The batch sizes and |g|² of both halves of these rows, and |g|² of the whole.
 
     Leaves parameters, buffers and gradients unchanged. `loss_of` returns the mean loss over some
-    rows. `count` is the size of the first half, by default half of the rows.
+    rows and its weight: sizes are in proportion to that. `count` is the number of rows of the first
+    half, by default half of the rows.
     """
     parameters = [one for one in model.parameters() if one.requires_grad]
     buffers = [(one, one.detach().clone()) for one in model.buffers()]
     middle = len(rows) // 2 if count is None else count
     parts = [rows[:middle], rows[middle:]]
+    weights: list[float] = []
+
+    def gradient(part: Any) -> Sequence[torch.Tensor]:
+        loss, weight = loss_of(part)
+        weights.append(weight)
+        return torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+
     try:
-        first, second = (
-            torch.autograd.grad(
-                loss_of(part), parameters, allow_unused=True, materialize_grads=True
-            )
-            for part in parts
-        )
+        first, second = (gradient(part) for part in parts)
     finally:
         with torch.no_grad():
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-    a, b = len(parts[0]), len(parts[1])
+    a, b = (len(rows) * one / (sum(weights) or 1.0) for one in weights)
     squares = [_inner(first, first), _inner(second, second)]
     # |g|² of g = (a·g₁ + b·g₂) / (a + b), without another pass.
-    joint = (a * a * squares[0] + 2 * a * b * _inner(first, second) + b * b * squares[1]) / (
-        a + b
+    joint = (a * a * squares[0] + 2 * a * b * _inner(first, second) + b * b * squares[1]) / len(
+        rows
     ) ** 2
     return [a, b], squares, joint
 

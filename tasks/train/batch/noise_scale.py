@@ -14,6 +14,8 @@ treats unequal batches):
 
     tr Σ ≈ (Σ_r b_r |g_r|² − B |g|²) / (n − 1)        |G|² ≈ |g|² − tr Σ / B
 
+If the loss is a mean over other things than samples, w_r of them on rank r, then b_r = w_r B / W.
+
 The noise scale is φ = tr Σ / |G|² (McCandlish et al. 2018, the "simple" noise scale). Both terms
 are smoothed before the division: smoothing the ratio itself would be biased. With batch
 normalisation over all ranks, the g_r are not quite independent.
@@ -31,7 +33,7 @@ LEAST_ESTIMATES = 10
 
 
 def noise_and_signal(
-    batches: Sequence[int], squares: Sequence[float], joint_square: float
+    batches: Sequence[float], squares: Sequence[float], joint_square: float
 ) -> tuple[float, float]:
     """Unbiased (tr Σ, |G|²) from each rank's batch b_r and |g_r|², and the joint |g|².
 
@@ -44,7 +46,7 @@ def noise_and_signal(
 
 
 def _noise_and_signal(
-    spread: float, total: int, ranks: int, joint_square: float
+    spread: float, total: float, ranks: int, joint_square: float
 ) -> tuple[float, float]:
     if ranks < 2:
         raise ValueError(f"got {ranks} ranks with samples; the noise scale needs at least 2")

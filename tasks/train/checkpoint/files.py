@@ -57,6 +57,9 @@ class CheckpointState:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     """rows of finished epochs that may not be uploaded yet"""
     epoch_loss_sum: float = 0.0
+    """Σ of the epoch's steps: loss times its weight"""
+    epoch_weight: float = -1.0
+    """of these losses; -1: not recorded, their samples"""
     epoch_samples: int = 0
     samples: int = -1
     """samples since the training began, which give the position in the epoch; -1: not recorded"""
@@ -86,6 +89,10 @@ class CheckpointState:
     token: int | None = None
     """the fencing token of that launch's lease"""
     schema_version: int = 2
+
+    def __post_init__(self) -> None:
+        if self.epoch_weight < 0:
+            self.epoch_weight = float(self.epoch_samples)
 
     def encoded(self) -> bytes:
         """The bytes of state.json."""

@@ -1,6 +1,7 @@
 """Model averaging: ranks use their own gradients for some steps, then average their parameters.
 
-With weights w_r = b_r / B, samples of rank r over those of all since the average before,
+With weights w_r, what rank r's losses counted (samples, tokens) over what those of all did since
+the average before,
 
     average            θ ← Σ_r w_r θ_r
     block momentum     Δ ← η Δ + ζ (Σ_r w_r θ_r − θ₀),  θ ← θ₀ + Δ
@@ -60,8 +61,8 @@ class Averaging:
         """of the last average"""
         self.averages = 0
         """how many there were"""
-        self.samples = 0
-        """this rank's samples since the last average"""
+        self.weight = 0.0
+        """this rank's samples since the last average, or the weights of its losses"""
         self.steps = 0
         self.unfinished = 0
         """updates alone in a step that has not ended"""
@@ -78,7 +79,7 @@ class Averaging:
 
     def begin(self) -> None:
         """All ranks have the same state now."""
-        self.samples = self.steps = self.unfinished = 0
+        self.weight, self.steps, self.unfinished = 0.0, 0, 0
         self._before, self._joined = self.averages, True
         self._anchors = [one.detach().clone() for one in self._state()]
         self._share = 1 / self._collective.size
@@ -106,15 +107,15 @@ class Averaging:
         self.every = min(self._most, document["every"])
         self.divergence, self.averages = document["divergence"], document["averages"]
 
-    def trained_alone(self, samples: int) -> None:
-        """This rank has updated its parameters alone, by so many samples, within a step."""
-        self.samples += samples
+    def trained_alone(self, weight: float) -> None:
+        """This rank has updated its parameters alone, by losses of this weight, within a step."""
+        self.weight += weight
         self.unfinished += 1
         self._joined = False
 
-    def step_done(self, samples: int = 0) -> None:
-        """A step has ended; `samples` of this rank beside those of `trained_alone`."""
-        self.samples += samples
+    def step_done(self, weight: float = 0.0) -> None:
+        """A step has ended; `weight` of this rank beside that of `trained_alone`."""
+        self.weight += weight
         self.steps += 1
         self.unfinished, self._before, self._joined = 0, self.averages, False
 
@@ -139,11 +140,11 @@ class Averaging:
         size, rank = self._collective.size, self._collective.rank
         given = torch.zeros(4, size, dtype=torch.float64)
         if holds:
-            own = [self.samples, self._share, 1, not self._joined]
+            own = [self.weight, self._share, 1, not self._joined]
             given[:, rank] = torch.tensor(own, dtype=torch.float64)
         given = self._collective.sum_(given, "averaged samples")
         total, holders = float(given[0].sum()), float(given[2].sum())
-        # Without samples: as in the last average, in which ranks that are gone had a share too.
+        # Without any weight: as in the last average, in which ranks that are gone had a share too.
         weights = given[0] if total else given[1] if given[1].sum() else given[2]
         apart = bool(total or given[3].sum())
         if apart:
@@ -154,7 +155,7 @@ class Averaging:
             if total:
                 self._average_state(holds, holders)
         self.averages += 1
-        self.samples = self.steps = self.unfinished = 0
+        self.weight, self.steps, self.unfinished = 0.0, 0, 0
         return apart
 
     def _average_state(self, holds: bool, holders: float) -> None:

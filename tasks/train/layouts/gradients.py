@@ -2,7 +2,9 @@
 
 With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r / B) · loss_r. So
 each rank scales its loss by b_r / B before the backward pass, and the gradients are summed in fp32
-or fp64. (Averaging the ranks' means instead would weight their samples wrongly.)
+or fp64. (Averaging the ranks' means instead would weight their samples wrongly.) If loss_r is a
+mean over other things than samples, w_r of them (`estimator.trace.batch_loss`), the factor is
+w_r / B, and the sum is multiplied by B / W. W = Σ_r w_r is known only when the passes have ended.
 
 Gradients stand one after another in the order of the backward pass, and are sent in chunks of a
 fixed size; a large parameter is in several of them. Each chunk is sent as soon as the backward pass
@@ -73,13 +75,13 @@ class GradientSum:
         self._sent = self._filled = 0
         """how many chunks are sent, and how many gradients are in their places"""
         self.own_square = 0.0
-        """|h|² of what this rank has sent in this step, h = (b_r / B) · g_r."""
+        """|h|² of what this rank has sent in this step, h = (w_r / B) · g_r."""
         self.used = [0.0] * len(self.parameters)
         """1 for each parameter that had a gradient in this step, else 0."""
         self.overflowed = False
         """Whether this rank sent a gradient that is not finite."""
         self.loss_scale = 1.0
-        """The factor on the loss besides b_r / B."""
+        """The factor on the loss besides w_r / B."""
         self._squares: list[torch.Tensor] = []
         """of each chunk that is sent"""
         self._widened: dict[int, torch.Tensor] = {}
@@ -244,12 +246,15 @@ class GradientSum:
                 self._collective.finish(chunk.handle)
             chunk.handle = None
 
-    def finish(self, used_anywhere: Sequence[float]) -> None:
-        """Set every `grad` to the sum over ranks, or to None if no rank used the parameter.
+    def finish(self, used_anywhere: Sequence[float], factor: float = 1.0) -> None:
+        """Set every `grad` to the sum over ranks times `factor`; None if no rank used it.
 
-        `used_anywhere` is the sum of `used` over ranks.
+        `used_anywhere` is the sum of `used` over ranks, `factor` is B / W.
         """
         self.wait()
+        if factor != 1:
+            for chunk in self._chunks:
+                chunk.flat.mul_(factor)
         for parameter, view, used in zip(self.parameters, self._views, used_anywhere, strict=True):
             parameter.grad = view.to(parameter.device, parameter.dtype) if used else None
 

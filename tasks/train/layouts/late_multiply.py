@@ -1,7 +1,7 @@
 """Late multiply: ranks gather the factors of a dense layer's weight gradient, and multiply them.
 
 Summed gradients send outputs · inputs numbers; the factors of a rank's rows are R · (outputs +
-inputs). Output gradients carry the rank's weight b_r / B already, so uneven batches stay exact.
+inputs). Output gradients carry the rank's weight w_r / B already, so uneven batches stay exact.
 Source: P. Xie et al., "Lighter-communication distributed machine learning via sufficient factor
 broadcasting", UAI 2016; H. Zhang et al., "Poseidon", USENIX ATC 2017.
 
@@ -119,8 +119,8 @@ class LateMultiplied:
         """|h|² of these rows' weight gradient."""
         return square(self.module, own)
 
-    def finish(self, parts: list[Factors]) -> float:
-        """Set the gradients from the rows of all ranks, in their order.
+    def finish(self, parts: list[Factors], factor: float = 1.0) -> float:
+        """Set the gradients, times `factor`, from the rows of all ranks, in their order.
 
         Returns |g|². Without any rows, the gradients are None.
         """
@@ -135,6 +135,8 @@ class LateMultiplied:
         for parameter, gradient in zip(self.parameters, found, strict=True):
             if not parameter.requires_grad:
                 continue
+            if factor != 1:
+                gradient = gradient * factor
             parameter.grad = gradient.to(parameter.dtype)
             total += float(torch.dot(gradient.reshape(-1), gradient.reshape(-1)))
         return total

@@ -1,7 +1,7 @@
 """What a rank does in a step for the layers that are not summed as gradients.
 
 In a layout that averages some layers and not others, all ranks do joint steps: of rank r's loss
-(b_r / B) · loss_r, averaged layers keep the rank's own gradient h_r, here divided by b_r / B.
+(w_r / B) · loss_r, averaged layers keep the rank's own gradient h_r, here divided by w_r / B.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LayoutWork:
         self.summed = [one for _, one in rest if id(one) not in averaged]
         """the parameters whose gradients are summed, in the order of the forward pass"""
         self.share = 1.0
-        """b_r / B, this rank's share of the step's samples"""
+        """w_r / W, this rank's share of the step's loss: that of samples, or of other weights"""
         self._joint_steps = bool(averaged) and not layout.alone
         self.members: list[int] = []
         """the devices' numbers, in the order of ranks"""
@@ -194,7 +194,7 @@ class LayoutWork:
     def joint_norm_square(self, common: float) -> float:
         """|g|² over all ranks; `common` is that of this rank without `parts`.
 
-        Of rows it is that of all rows, of averaged layers Σ_r b_r / B · |g_r|². The rest is the
+        Of rows it is that of all rows, of averaged layers Σ_r w_r / W · |g_r|². The rest is the
         first rank's: unlike processors multiply factors with other last digits, and ranks that
         clipped by unlike norms would drift apart in all layers.
         """
@@ -274,16 +274,24 @@ class LayoutWork:
             with joint_work(late.name):
                 self._gathered[late.name] = self._finish_gather(started)
 
-    def finish(self) -> None:
-        """Set the gradients from the factors of all ranks, after a wait for those not there yet."""
+    def finish(self, factor: float = 1.0) -> None:
+        """Set the gradients from the factors of all ranks, after a wait for those not there yet.
+
+        `factor`: B / W, for all gradients but a rank's own.
+        """
+        if factor != 1:
+            for one in self.sharded:
+                made = [own.grad for own in one.parameters.values() if own.grad is not None]
+                torch._foreach_mul_(made, factor)
+            self.rows_square *= factor**2
         for late, started in self._sent:
             with joint_work(late.name):
                 found = self._gathered.pop(late.name, None)
                 parts = self._finish_gather(started) if found is None else found
-                self._note_square(late, late.finish(parts))
+                self._note_square(late, late.finish(parts, factor))
             self._computed(late.name, "weight_gradient", sum(len(one.inputs) for one in parts))
         if self._joint_steps:
-            self._own_gradients()
+            self._own_gradients(self.share / factor * self.loss_scale)
 
     def _finish_gather(self, started: Started[list[list[torch.Tensor]]]) -> list[Factors]:
         return [Factors(*one) for one in self._exchange.finish(started)]
@@ -292,11 +300,11 @@ class LayoutWork:
         """|g|² of a layer that this rank has multiplied."""
         self.joint_square += square
 
-    def _own_gradients(self) -> None:
-        """Set the averaged layers' gradients to those of this rank's own mean loss."""
+    def _own_gradients(self, scale: float) -> None:
+        """Set the averaged layers' gradients, `scale` times those of this rank's own mean loss."""
         if not self.share:
             for parameter in self.averaged:
                 parameter.grad = None
         gradients = [one.grad for one in self.averaged if one.grad is not None]
         if gradients:
-            torch._foreach_div_(gradients, self.share * self.loss_scale)
+            torch._foreach_div_(gradients, scale)

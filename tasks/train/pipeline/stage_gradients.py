@@ -110,7 +110,7 @@ class StageGradients:
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss besides b_r / B."""
+        """The factor on the loss besides w_r / B."""
         return self._scale
 
     @loss_scale.setter
@@ -157,13 +157,13 @@ class StageGradients:
         for _, one, _ in self._sums:
             one.wait()
 
-    def finish(self, used_anywhere: Sequence[float]) -> None:
-        """Set every `grad` to the sum over its holders, or to None if none used the parameter.
+    def finish(self, used_anywhere: Sequence[float], factor: float = 1.0) -> None:
+        """Set every `grad` to the sum over its holders times `factor`; None if none used it.
 
         That of a parameter without rows here is empty, so that the optimizer counts its steps.
         """
         for _, one, places in self._sums:
-            one.finish([used_anywhere[place] for place in places])
+            one.finish([used_anywhere[place] for place in places], factor)
         for place, parameter in self._absent:
             parameter.grad = torch.zeros_like(parameter) if used_anywhere[place] else None
 

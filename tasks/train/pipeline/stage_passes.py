@@ -18,6 +18,7 @@ from trainwright.tasks.train.passes.keyed_dropout import DropoutPass
 from trainwright.tasks.train.pipeline.stage_shortage import stage_shortage
 from trainwright.tasks.train.pipeline.stage_step import MicroBatch
 from trainwright.tasks.train.pipeline.stage_work import StageWork
+from trainwright.tasks.train.rank.step_sums import PassSums
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.rank.batch_loader import BatchTensors
@@ -29,7 +30,7 @@ class StagePasses:
 
     def __init__(self, rank: RankPasses, work: StageWork) -> None:
         self._rank, self._work = rank, work
-        self._loss = self._correct = 0.0
+        self._sums = PassSums()
         self._layers = self._own_layers() if rank.emulated is not None else []
 
     def _own_layers(self) -> list[str]:
@@ -77,14 +78,13 @@ class StagePasses:
 
     def train(
         self, parts: Sequence[Any], rows_of: Callable[[Any], BatchTensors], total: int
-    ) -> tuple[float, float]:
+    ) -> PassSums:
         """Forward and backward passes over the micro-batches of a step.
 
         `parts` are places among the step's rows of the pipeline; `rows_of` gives those of one, any
-        row for an empty one. Returns the loss and the number of correct classifications, which are
-        0 on all stages but the last.
+        row for an empty one. The sums are 0 on all stages but the last.
         """
-        self._loss = self._correct = 0.0
+        self._sums = PassSums()
         gradients = self._work.gradients
         gradients.last = self._work.last = False
 
@@ -112,7 +112,7 @@ class StagePasses:
         self._work.stage.train(micro_batches, self._mode, last_backward, passed)
         gradients.send_rest()
         self._work.send_rest()
-        return self._loss, self._correct
+        return self._sums
 
     def _micro_batch(
         self, number: int, part: Any, rows_of: Callable[[Any], BatchTensors], total: int
@@ -136,22 +136,24 @@ class StagePasses:
         def loss_of(outputs: Any) -> torch.Tensor:
             targets = rank.given(rows_of(part))[1]
             outputs = rank.for_loss(outputs)
-            loss = rank.loss_of(outputs, targets)
+            loss, weight = rank.loss_of(outputs, targets, size)
             if rank.emulated is not None:
                 rank.emulated.forward(LOSS)
                 rank.emulated.backward(LOSS)
+            if weight:
+                self._sums.loss += float(loss.detach()) * weight / total
+                self._sums.weight += weight
             if size:
-                self._loss += float(loss.detach()) * size / total
-                self._correct += rank.correct(outputs, targets)
-            return loss * (size / total * self._work.gradients.loss_scale)
+                self._sums.correct += rank.correct(outputs, targets)
+            return loss * (weight / total * self._work.gradients.loss_scale)
 
         return MicroBatch(max(1, size), begin, lambda: rank.given(rows_of(part))[0], loss_of)
 
     def _mode(self) -> contextlib.AbstractContextManager[Any]:
         return self._rank.forward_mode()
 
-    def evaluate(self, batch: BatchTensors, number: int) -> tuple[Any, torch.Tensor] | None:
-        """Outputs and loss of held-out rows on the last stage; None on the others."""
+    def evaluate(self, batch: BatchTensors, number: int) -> tuple[Any, torch.Tensor, float] | None:
+        """Outputs, loss and its weight of held-out rows on the last stage; None on the others."""
         rank = self._rank
         samples = len(batch[1])
         one = MicroBatch(
@@ -162,4 +164,4 @@ class StagePasses:
             return None
         with self._mode():
             outputs = rank.for_loss(outputs)
-            return outputs, rank.loss_of(outputs, rank.given(batch)[1])
+            return outputs, *rank.loss_of(outputs, rank.given(batch)[1], samples)

@@ -261,9 +261,9 @@ class StageWork(LayoutWork):
         for own in ("weight", "bias"):
             self.gradients.note_used(f"{layer}.{own}", used=used)
 
-    def finish(self) -> None:
+    def finish(self, factor: float = 1.0) -> None:
         """The gradients are complete."""
-        super().finish()
+        super().finish(factor)
         self.rows_square += self.gradients.held_square()
 
     def _note_square(self, late: LateMultiplied, square: float) -> None:

@@ -89,28 +89,40 @@ class BatchLoader:
             for unread in pending:
                 unread.cancel()
 
-    def batch(self, order: Any, own: Places, following: Sequence[Places] = ()) -> BatchTensors:
-        """The rows at some places of an epoch's order. `following`: those of the next steps."""
+    def batch(
+        self, order: Any, own: Places, following: Sequence[Places] = ()
+    ) -> BatchTensors | None:
+        """The rows at some places of an epoch's order; None if there are none.
+
+        `following`: the places of the next steps.
+        """
         started = time.perf_counter()
+        found: BatchTensors | None = None
         if self._thread is None:
-            found = self.rows(order[slice(*own)])
+            found = self.rows(order[slice(*own)]) if own[0] < own[1] else None
         else:
-            found = _tensors(self._awaited(self._thread, order, own))
+            if order is not self._order:
+                self._drop_read_ahead()
+            self._order = order
+            if own[0] < own[1]:
+                found = _tensors(self._awaited(self._thread, order, own))
             for wanted in following[: self.ahead]:
-                if wanted not in self._read_ahead:
+                if wanted[0] < wanted[1] and wanted not in self._read_ahead:
                     self._read_ahead[wanted] = self._thread.submit(self._read, order, wanted)
         self.wait_s += time.perf_counter() - started
         return found
 
     def _awaited(self, thread: ThreadPoolExecutor, order: Any, own: Places) -> Rows:
-        found = self._read_ahead.pop(own, None) if order is self._order else None
+        found = self._read_ahead.pop(own, None)
         if found is None:
-            for other in self._read_ahead.values():
-                other.cancel()
-            self._read_ahead = {}
+            self._drop_read_ahead()
             found = thread.submit(self._read, order, own)
-        self._order = order
         return found.result()
+
+    def _drop_read_ahead(self) -> None:
+        for other in self._read_ahead.values():
+            other.cancel()
+        self._read_ahead = {}
 
     def _read(self, order: Any, places: Places) -> Rows:
         """In the thread: the rows at these places, and a part of the next window."""
@@ -124,7 +136,7 @@ class BatchLoader:
             parts.append(window.at(begin, last))
             begin = last
             window.advance(self._dataset, last)
-        return parts[0] if len(parts) == 1 else joined(parts, self._dataset)
+        return parts[0] if len(parts) == 1 else joined(parts)
 
     def _opened(self, order: BlockOrder, number: int) -> WindowRows:
         """A window with all of its rows."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.train.checkpoint.files import CheckpointState
 
 if TYPE_CHECKING:
@@ -61,3 +62,10 @@ def require_finite(rank: Replica, step: int) -> None:
         finite = not rank.collective.sum_(broken, "not finite").any()
     if not finite:
         raise LossDiverged(f"parameters are NaN or infinite after step {step - 1}")
+
+
+def without_weight(samples: str) -> BadInput:
+    """The error that nothing in some samples has a weight in the loss."""
+    return BadInput(
+        f"loss: its weight is 0 in all {samples}; allowed: at least one with a target that counts"
+    )

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 class StepFigures:
     """The results of a step on the joint batch, and this rank's own time without waiting."""
 
-    loss: float
+    loss: float | None
+    """None: nothing in the joint batch has a weight in it, and `update` changes nothing"""
+    weight: float
+    """the samples of the joint batch, or what else the loss is the mean over"""
     correct: float
     samples: int
     stop: bool
@@ -130,13 +133,13 @@ class Rank(RankUpdates):
             parts = self._load(order, begin, total)
             self.actions.done(None)
             if self._stage is not None:
-                loss, correct = self._stage_passes(self._stage, parts, order, total)
+                own_sums = self._stage_passes(self._stage, parts, order, total)
                 passes = 1.0
             elif self.alone:
-                loss, correct = self._local_steps(parts, total)
+                own_sums = self._local_steps(parts, total)
                 passes = 1.0
             else:
-                loss, correct = self._forward_backward_all(parts, order, total)
+                own_sums = self._forward_backward_all(parts, order, total)
                 keyed_dropout.end_pass()
                 passes = 1 + self._measure_alone(parts, step)
             keyed_dropout.end_pass()
@@ -156,21 +159,17 @@ class Rank(RankUpdates):
             self.actions.done(None, "gather")
             self._has_gradients = True
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
-        # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The joint |g|² of the last
-        # step comes from the first rank: its last digit may differ between device types, but all
-        # ranks must decide by the same value.
-        square = self._gradients.own_square + self._layout.own_square
-        spread = total**2 / size * square if size else 0.0
-        spread += self._spread_of_rows(total)
+        # The joint |g|² of the last step comes from the first rank: its last digit may differ
+        # between device types, but all ranks must decide by the same value.
         part = StepSums(
-            loss,
-            correct,
+            own_sums.loss,
+            own_sums.correct,
             self.stop_asked,
             self.leave_asked(),
-            spread,
-            size > 0 and (self._stage is None or self._stage.counts),
             self._noise.own_part(first=self.first),
             self._gradients.overflowed or self._layout.overflowed,
+            self._squares(),
+            self._weights(own_sums.weight),
             self._gradients.used,
         )
         head = torch.tensor(part.numbers(), dtype=torch.float64)
@@ -179,25 +178,29 @@ class Rank(RankUpdates):
         # If ranks share a core, let the others leave the sum before this one continues.
         os.sched_yield()
         self.actions.done(None, "agree")
-        sums = StepSums.of(summed[: len(head)])
+        sums = StepSums.of(summed[: len(head)], self.collective.size)
+        factor, self._layout.share = sums.factor(total), self._share_of(sums)
         if not math.isfinite(sums.loss):
             self._require_finite_rows(order)
         began_s = self._own_clock_s()
         with self._within_memory():  # of the factors of all ranks
-            self._layout.finish()
+            self._layout.finish(factor)
         if self.emulated is not None:
             self.emulated.settle()
         self.actions.done("late gradient", "gather")
         self._late_s = self._own_clock_s() - began_s
         own += self._late_s
         # Sums go on while the products above are made.
-        self._gradients.finish(sums.used)
+        self._gradients.finish(sums.used, factor)
         self.actions.done(None, "sum")
         self._figures.finish(summed[len(head) :])
         self._note(sums, total)
         stop, leave = sums.stops > 0, sums.leaves > 0
         self.computing_since = None
-        return StepFigures(sums.loss, sums.correct, total, stop, leave, own, self._figures.own)
+        loss = sums.loss * factor if sums.weight else None
+        return StepFigures(
+            loss, sums.weight, sums.correct, total, stop, leave, own, self._figures.own
+        )
 
     @contextlib.contextmanager
     def _within_memory(self) -> Iterator[None]:
@@ -252,7 +255,6 @@ class Rank(RankUpdates):
         self._layout.require_cut()
         loss_scale = self.loss_scale.value if self._scales else 1.0
         self._gradients.loss_scale = self._layout.loss_scale = loss_scale
-        self._layout.share = self._batch_size / total
         return total
 
     def _seed(self, step: int) -> None:

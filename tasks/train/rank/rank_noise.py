@@ -12,7 +12,6 @@ import torch  # noqa: TID253
 
 from trainwright.tasks.train.batch.half_batches import due, half_squares
 from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_signal
-from trainwright.tasks.train.batch.sampling import shares
 from trainwright.tasks.train.rank.joint_noise import JointNoise
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.rank_validation import RankValidation
@@ -34,25 +33,38 @@ class RankNoise(RankValidation):
         is split into micro-batches, the first two of them serve as halves. The last remaining
         rank of a larger plan does not measure: a replay with all ranks could not repeat it.
         """
+        if len(self.request.plan.devices) > 1 or not self.spec.adaptive_batch:
+            return 0
         rows, first = np.concatenate(parts[:2]), len(parts[0]) if len(parts) > 1 else None
-        wanted = len(self.request.plan.devices) == 1 and self.spec.adaptive_batch and len(rows) >= 4
-        if not wanted or not due(step, self.noise_scale.estimates):
+        if len(rows) < 4 or not due(step, self.noise_scale.estimates):
             return 0
 
-        def loss_of(part: Any) -> torch.Tensor:
-            return self._forward(*self.given(self._part(part)))[1]
+        def loss_of(part: Any) -> tuple[torch.Tensor, float]:
+            return self._forward(*self.given(self._part(part)), len(part))[1:]
 
-        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows, first)))
+        batches, squares, joint_square = half_squares(self.model, loss_of, rows, first)
+        if all(batches):
+            self.noise_scale.add(*noise_and_signal(batches, squares, joint_square))
         return len(rows) / sum(map(len, parts))
 
-    def _spread_of_rows(self, total: int) -> float:
-        """Σ_r B² / b_r · |h_r|² of the rows of sharded layers that this rank holds."""
-        if not self._layout.sharded:
-            return 0.0
-        parts = shares(total, self.split)
-        sizes = [parts[number] for number in self._layout.sharers]
-        squares = zip(sizes, self._layout.squares, strict=True)
-        return sum(total**2 / size * square for size, square in squares if size)
+    def _rank_of(self, rank: int) -> int:
+        """The rank by which a rank's samples are counted: the first stage of its pipeline."""
+        layout = self._layout
+        return rank if self._stage is None else layout.members.index(layout.sharers[rank])
+
+    def _squares(self) -> list[float]:
+        """|h_r|² of each rank's samples, as far as this rank has made that gradient."""
+        own, found = self.collective.rank, [0.0] * self.collective.size
+        found[self._rank_of(own)] = self._gradients.own_square + self._layout.own_square
+        for rank, square in enumerate(self._layout.squares if self._layout.sharded else []):
+            found[self._rank_of(rank)] += square
+        return found
+
+    def _weights(self, weight: float) -> list[float]:
+        """By rank: this rank's weight, or what its pipeline's last stage knows of it."""
+        found = [0.0] * self.collective.size
+        found[self._rank_of(self.collective.rank)] = weight
+        return found
 
     def join_squares(self, *, holds: bool = True) -> None:
         """Add |g|² of the rows on all ranks to that of the last step, for `noise_document`.

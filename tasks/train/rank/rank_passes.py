@@ -36,6 +36,7 @@ from trainwright.tasks.train.rank.batch_loader import BatchTensors
 from trainwright.tasks.train.rank.emulated_device import EmulatedDevice
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.rank_rows import RankRows
+from trainwright.tasks.train.rank.step_sums import PassSums
 from trainwright.tasks.train.record.step_actions import StepActions
 from trainwright.tasks.train.request import TrainRequest
 from trainwright.tasks.train.worker_group import sums_on_devices
@@ -135,10 +136,10 @@ class RankPasses(RankRows):
         """What the last step took an emulated device; None if the device is real."""
         return self.emulated.due_s if self.emulated is not None else None
 
-    def _forward_backward_all(
-        self, parts: list[Any], order: Any, total: int
-    ) -> tuple[float, float]:
-        loss, correct = 0.0, 0.0
+    def _forward_backward_all(self, parts: list[Any], order: Any, total: int) -> PassSums:
+        sums = PassSums()
+        if not parts:
+            self._send_rest()
         for number, part in enumerate(parts):
             self._gradients.last = number == len(parts) - 1
             self._layout.begin_part(number, last=self._gradients.last)
@@ -149,13 +150,15 @@ class RankPasses(RankRows):
             # An empty part must still join the sums: it runs one sample with weight 0.
             self.key_dropout(part)
             rows = self._part(part) if len(part) else self.loader.rows(order[:1])
-            found = self._forward_backward(rows, len(part) / total)
-            loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
-        return loss, correct
+            loss, weight, correct = self._forward_backward(rows, len(part), total)
+            sums.loss += loss * (weight / total) if weight else 0.0
+            sums.correct += correct if len(part) else 0.0
+            sums.weight += weight
+        return sums
 
     def _stage_passes(
         self, stage: StagePasses, parts: list[Any], order: Any, total: int
-    ) -> tuple[float, float]:
+    ) -> PassSums:
         def rows_of(part: Any) -> BatchTensors:
             return self._part(part) if len(part) else self.loader.rows(order[:1])
 
@@ -188,9 +191,9 @@ class RankPasses(RankRows):
             (module, name, buffer.clone()) for module, name, buffer in self._buffers()
         ]
 
-    def _local_steps(self, parts: list[Any], total: int) -> tuple[float, float]:
+    def _local_steps(self, parts: list[Any], total: int) -> PassSums:
         """Train this rank alone: an update after each micro-batch. Of a layout that averages."""
-        loss, correct = 0.0, 0.0
+        sums = PassSums()
         for part in parts:
             if not len(part):
                 continue
@@ -198,16 +201,17 @@ class RankPasses(RankRows):
             self.key_dropout(part)
             if self.emulated is not None:
                 self.emulated.begin_part(len(part))
-            found = self._forward_backward(self._part(part), 1.0)
-            if self._unscaled():
+            loss, weight, correct = self._forward_backward(self._part(part), len(part), None)
+            if self._unscaled() and weight:
                 self._optimizer_step(self.learning_rate)
             if self.averaging is not None:
-                self.averaging.trained_alone(len(part))
+                self.averaging.trained_alone(weight)
                 self._keep_buffers()
             self.actions.done("update")
-            loss += found[0] * len(part) / total
-            correct += found[1]
-        return loss, correct
+            sums.loss += loss * weight / total if weight else 0.0
+            sums.correct += correct
+            sums.weight += weight
+        return sums
 
     def key_dropout(self, part: Any, first_call: int = 0) -> DropoutPass:
         """Masks of dropout follow the samples' places in the joint batch.
@@ -227,11 +231,13 @@ class RankPasses(RankRows):
         self._gradients.overflowed |= not finite
         return finite
 
-    def _forward(self, inputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """The model's outputs and their mean loss; in evaluation mode without label smoothing."""
+    def _forward(
+        self, inputs: Any, targets: torch.Tensor, samples: int
+    ) -> tuple[Any, torch.Tensor, float]:
+        """The model's outputs, their mean loss and its weight; see `loss_of`."""
         with self.forward_mode():
             outputs = self.for_loss(self.model(inputs))
-            return outputs, self.loss_of(outputs, targets)
+            return outputs, *self.loss_of(outputs, targets, samples)
 
     def for_loss(self, outputs: Any) -> Any:
         """The model's outputs in the precision in which the loss is computed."""
@@ -243,29 +249,44 @@ class RankPasses(RankRows):
             return contextlib.nullcontext()
         return autocast(self.spec.precision, self.device.type, half=self._half)
 
-    def loss_of(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss; in evaluation mode without label smoothing."""
-        of_mode = self._loss if self.model.training else self._validation_loss
-        return of_mode(outputs, targets)
+    def loss_of(
+        self, outputs: Any, targets: torch.Tensor, samples: int
+    ) -> tuple[torch.Tensor, float]:
+        """The mean loss and its weight; in evaluation mode without label smoothing.
 
-    def _forward_backward(self, rows: BatchTensors, weight: float) -> tuple[float, float]:
-        """This part's share of the joint loss, and its number of correct classifications."""
+        Of no samples, one stands for them, without a weight.
+        """
+        of_mode = self._loss if self.model.training else self._validation_loss
+        return of_mode.weighted(outputs, targets, samples)
+
+    def _forward_backward(
+        self, rows: BatchTensors, samples: int, total: int | None
+    ) -> tuple[float, float, float]:
+        """A part's mean loss, its weight, and its number of correct classifications.
+
+        Gradients are of its share in a joint batch of `total` samples; None: of its own mean.
+        """
         inputs, targets = self.given(rows)
         with self._named_errors(
             lambda: f"a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)}"
         ):
-            outputs, loss = self._forward(inputs, targets)
+            outputs, loss, weight = self._forward(inputs, targets, samples)
             self.actions.done("forward", "exchange")
             if self.emulated is not None:
                 self.emulated.forward(LOSS)
                 self.emulated.backward(LOSS)
-            (loss * (weight * self._gradients.loss_scale)).backward()
+            share = float(weight > 0) if total is None else weight / total
+            (loss * (share * self._gradients.loss_scale)).backward()
             if self._gradients.last:
-                self._gradients.send_rest()
-                self._layout.send_rest()
+                self._send_rest()
             self.actions.done("backward", "exchange")
             correct = self.correct(outputs, targets)
-        return float(loss.detach()) * weight if weight else 0.0, correct
+        return float(loss.detach()), weight, correct
+
+    def _send_rest(self) -> None:
+        """After the step's last backward pass."""
+        self._gradients.send_rest()
+        self._layout.send_rest()
 
     def _optimizer_step(
         self, learning_rate: float, norm_square: float | None = None

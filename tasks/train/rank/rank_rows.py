@@ -18,8 +18,8 @@ class RankRows(Replica):
 
     split: list[int]
     """of the batch, by device"""
-    _loaded: BatchTensors
-    """the current step's rows"""
+    _loaded: BatchTensors | None
+    """the current step's rows; None if it has none"""
     _batch_size = 0
     _places = (0, 0)
     """the first and the last place of this rank's samples in the epoch's order"""
@@ -47,7 +47,7 @@ class RankRows(Replica):
         values: other data is validated whole.
         """
         reads = self._stage is None or self._stage.reads_rows
-        if isinstance(self.dataset, ModelReader) and reads and self._batch_size:
+        if isinstance(self.dataset, ModelReader) and reads and self._loaded is not None:
             self._require_finite(self.dataset, order[slice(*self._places)], self._loaded)
 
     def _require_finite(self, reader: ModelReader, rows: Any, batch: BatchTensors) -> None:
@@ -69,6 +69,7 @@ class RankRows(Replica):
 
     def _part(self, places: Any) -> BatchTensors:
         """A micro-batch of the step's rows, by the first and last of its places among them."""
+        assert self._loaded is not None
         inputs, targets = self._loaded
         if len(places) == len(targets):
             return self._loaded
@@ -82,7 +83,7 @@ class RankRows(Replica):
 
         With joint batch normalisation or sharded layers, all ranks have the same number of parts,
         some perhaps empty.
-        Without it, empty parts are dropped, but one part always remains.
+        Without it, empty parts are dropped, but one part of a stage always remains.
         """
         rows = np.arange(size)
         if self._stage is not None:
@@ -92,11 +93,9 @@ class RankRows(Replica):
             return [part for part in parts if len(part)] or parts[:1]
         if self.alone and self.layout.local_batch is not None:
             return np.array_split(rows, max(1, round(size / self.layout.local_batch)))
-        if self.request.plan.accumulation == 1:
-            return [rows]
         parts = np.array_split(
             rows, min(self.request.plan.accumulation, max(shares(total, self.split)))
         )
         if self._joined or self._layout.is_cut:
             return parts
-        return [part for part in parts if len(part)] or parts[:1]
+        return [part for part in parts if len(part)]

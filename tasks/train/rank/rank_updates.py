@@ -11,7 +11,7 @@ class RankUpdates(RankNoise):
     """Updates the parameters, and averages them if the layout does."""
 
     _skip = False
-    """whether `update` skips this step, because a gradient overflowed"""
+    """whether `update` skips this step: a gradient overflowed, or no sample has a weight"""
     _has_gradients = False
     """whether a stage has all gradients of a step that it has not ended"""
     _summed: tuple[StepSums, int] | None = None
@@ -56,28 +56,39 @@ class RankUpdates(RankNoise):
     def end_step(self, as_finished: FinishedStep) -> None:
         """End a step as another rank has ended it, if `may_end_step`."""
         if self._summed is None:
-            self._gradients.finish(as_finished.sums.used)
-            self._layout.finish()
-            self._note(as_finished.sums, as_finished.samples)
+            sums, total = as_finished.sums, as_finished.samples
+            self._layout.share = self._share_of(sums)
+            self._gradients.finish(sums.used, sums.factor(total))
+            self._layout.finish(sums.factor(total))
+            self._note(sums, total)
         self.update(as_finished.learning_rate, as_finished.norm_square)
+
+    def _own_weight(self, sums: StepSums) -> float:
+        """w_r of this rank, or of its pipeline."""
+        return sums.weights[self._rank_of(self.collective.rank)]
+
+    def _share_of(self, sums: StepSums) -> float:
+        """w_r / W of this rank."""
+        return self._own_weight(sums) / sums.weight if sums.weight else 0.0
 
     def _note(self, sums: StepSums, total: int) -> None:
         """The gradients are complete: what the update and the noise scale need of the sums."""
         self._summed = sums, total
-        self._skip = self._scales and sums.overflows > 0
+        self._skip = (self._scales and sums.overflows > 0) or not sums.weight
         self._noise.scale.complete(sums.joint_square)
         self._noise.begin(
-            sums.spread,
+            sums.spread(total),
             total,
-            0 if self._skip else round(sums.ranks),
+            0 if self._skip else sums.ranks,
             self._gradients.joint_square() + self._layout.joint_square,
             self._layout.rows_square,
         )
 
     def update(self, learning_rate: float, norm_square: float | None = None) -> None:
-        """Run the optimizer with the summed gradients, unless a scaled gradient overflowed.
+        """Run the optimizer with the summed gradients.
 
-        Ranks that train alone have done that. The step is then complete: `average_if_due` follows.
+        Not if a scaled gradient overflowed, or nothing in the batch has a weight in the loss. Ranks
+        that train alone have done that. The step is then complete: `average_if_due` follows.
         `norm_square`: |g|² of all ranks, if it is known; None: they sum it to clip by it.
         """
         self.actions.done(None)
@@ -85,9 +96,11 @@ class RankUpdates(RankNoise):
             norm_square = self._optimizer_step(learning_rate, norm_square)
         self.actions.done("update")
         if self.averaging is not None:
-            self.averaging.step_done(0 if self.alone else self._batch_size)
+            joint = None if self.alone else self._summed
+            self.averaging.step_done(0.0 if joint is None else self._own_weight(joint[0]))
         if self._scales:
-            self.loss_scale.after_step(overflowed=self._skip)
+            overflows = self._summed[0].overflows if self._summed is not None else 0
+            self.loss_scale.after_step(overflowed=overflows > 0)
         if self._summed is not None:
             sums, samples = self._summed
             self.finished_step = FinishedStep(

@@ -10,6 +10,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.train.batch.sampling import shares
+from trainwright.tasks.train.rank.divergence import without_weight
 from trainwright.tasks.train.rank.rank_passes import RankPasses
 from trainwright.tasks.train.rank.validation_metrics import ValidationMetrics, naive_error, sums_of
 
@@ -28,12 +29,12 @@ class RankValidation(RankPasses):
     def validate(self) -> ValidationMetrics:
         """Loss and the task's metrics on the held-out rows, split over the ranks.
 
-        Raises BadInput if the loss is not finite because of a sample.
+        Raises BadInput if the loss is not finite because of a sample, or none has a weight in it.
         """
         parts = shares(len(self.validation_rows), self.split)
         begin = sum(parts[: self._sharer])
         rows = self.validation_rows[begin : begin + parts[self._sharer]]
-        figures, schema = torch.zeros(3, dtype=torch.float64), self.request.schema_
+        figures, schema = torch.zeros(4, dtype=torch.float64), self.request.schema_
         first = self.loader.rows(self.validation_rows[:1])[1].reshape(-1)[0]
         classes, naive = len(schema.classes or ()), self._naive_error()
         sums = sums_of(schema.task, classes, float(first), self.device, naive)
@@ -45,24 +46,27 @@ class RankValidation(RankPasses):
             self._layout.begin_part(number := batches, last=False)
             batches += 1
             inputs, targets = self.given(batch)
+            count = len(targets)
             if self._stage is None:
-                outputs, loss = self._forward(inputs, targets)
+                outputs, loss, weight = self._forward(inputs, targets, count)
             elif (evaluated := self._stage.evaluate(batch, number)) is not None:
-                outputs, loss = evaluated
+                outputs, loss, weight = evaluated
             else:
                 continue
-            count = len(targets)
+            total = float(loss) * weight if weight else 0.0
             figures += torch.tensor(
-                [float(loss) * count, self.correct(outputs, targets), count], dtype=torch.float64
+                [total, self.correct(outputs, targets), count, weight], dtype=torch.float64
             )
             if sums is not None:
                 sums.add(outputs, targets)
         self._join_others(batches, parts)
         self.model.train()
-        loss, correct, count = self.collective.sum_(figures, "validation").tolist()
+        loss, correct, count, weight = self.collective.sum_(figures, "validation").tolist()
         if not math.isfinite(loss):
             self._require_finite_validation(rows, size)
-        metrics = {"loss": loss / count}
+        if not weight:
+            raise without_weight(f"{count:.0f} validation samples")
+        metrics = {"loss": loss / weight}
         if self.classifies:
             metrics["accuracy"] = correct / count
         if sums is None:
@@ -91,7 +95,7 @@ class RankValidation(RankPasses):
             self._layout.begin_part(number, last=False)
             row = self.loader.rows(self.validation_rows[:1])
             if self._stage is None:
-                self._forward(*self.given(row))
+                self._forward(*self.given(row), 0)
             else:
                 self._stage.evaluate(row, number)
 

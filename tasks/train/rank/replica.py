@@ -13,6 +13,7 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.estimator.devices import half_precision
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
@@ -131,10 +132,9 @@ class Replica(HeldState):
                     "torch.view_as_complex"
                 )
         self.model.train()
-        self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(
-            definition, request.schema_.task, self.spec.label_smoothing
-        )
-        self._validation_loss = model_source.loss_function(definition, request.schema_.task)
+        task = request.schema_.task
+        self._loss = loss_function(definition, task, self.spec.label_smoothing)
+        self._validation_loss = loss_function(definition, task)
         self._definition = definition
         self.optimizer = make_optimizer(
             self.model.parameters(), self.spec.optimizer, request.learning_rate

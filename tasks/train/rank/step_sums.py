@@ -8,6 +8,7 @@ step: it does that when the next group forms, by the sums of one that has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,35 +16,76 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 
+@dataclass
+class PassSums:
+    """What a rank's passes over its micro-batches add up to."""
+
+    loss: float = 0.0
+    """Σ_p s_p / B, of sums of losses s_p"""
+    correct: float = 0.0
+    weight: float = 0.0
+    """Σ_p w_p; see `estimator.trace.batch_loss`"""
+
+
 @dataclass(frozen=True)
 class StepSums:
-    """A rank's part of the sum, or the sum."""
+    """A rank's part of the sum, or the sum.
+
+    `squares` and `weights` are by rank; a pipeline's are those of the rank of its first stage.
+    """
 
     loss: float
+    """Σ_r s_r / B"""
     correct: float
     stops: float
     leaves: float
-    spread: float
-    """Σ_r B² / b_r · |h_r|²"""
-    ranks: float
-    """the number of ranks with samples, or of pipelines"""
     joint_square: float
     """|g|² of the step before"""
     overflows: float
+    squares: Sequence[float]
+    """|h_r|², of h_r = ∇s_r / B"""
+    weights: Sequence[float]
+    """w_r: the number of samples, or of what else the loss is the mean over"""
     used: Sequence[float]
     """by parameter: how many ranks have a gradient"""
 
+    @property
+    def weight(self) -> float:
+        """W = Σ_r w_r. Without it, the step has no loss and no gradient."""
+        return math.fsum(self.weights)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, or pipelines, with a weight."""
+        return sum(weight > 0 for weight in self.weights)
+
+    def factor(self, samples: int) -> float:
+        """B / W, which makes means of sums over B: 1 if the loss is a mean over samples."""
+        return samples / self.weight if self.weight else 1.0
+
+    def spread(self, samples: int) -> float:
+        """Σ_r b_r |g_r|² with b_r = w_r B / W, the samples that rank r's weight stands for."""
+        by_rank = zip(self.weights, self.squares, strict=True)
+        spread = sum(samples**2 / weight * square for weight, square in by_rank if weight)
+        return spread * self.factor(samples)
+
     def numbers(self) -> list[float]:
         """All of them in a list."""
-        *scalars, used = vars(self).values()
-        return [*scalars, *used]
+        *scalars, squares, weights, used = vars(self).values()
+        return [*scalars, *squares, *weights, *used]
 
     @classmethod
-    def of(cls, numbers: Sequence[float]) -> Self:
-        """From a list as of `numbers`."""
-        *names, _ = cls.__dataclass_fields__
+    def of(cls, numbers: Sequence[float], ranks: int) -> Self:
+        """From a list as of `numbers`, of so many ranks."""
+        *names, _, _, _ = cls.__dataclass_fields__
         scalars: dict[str, Any] = dict(zip(names, numbers, strict=False))
-        return cls(**scalars, used=numbers[len(names) :])
+        rest = numbers[len(names) :]
+        return cls(
+            **scalars,
+            squares=rest[:ranks],
+            weights=rest[ranks : 2 * ranks],
+            used=rest[2 * ranks :],
+        )
 
 
 class FinishedStep(BaseModel):

@@ -80,11 +80,9 @@ class WindowRows:
         self.next.fill(dataset, _EARLIER * used)
 
 
-def joined(parts: Sequence[Rows], dataset: Dataset | ModelReader) -> Rows:
+def joined(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, in order."""
     import numpy as np
 
-    if not parts:
-        return dataset.batch(np.empty(0, np.int64))
     inputs = {name: np.concatenate([one[0][name] for one in parts]) for name in parts[0][0]}
     return inputs, np.concatenate([one[1] for one in parts])

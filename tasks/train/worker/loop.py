@@ -17,7 +17,12 @@ from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.checkpoint_transfer import SentJournal
 from trainwright.tasks.train.checkpoint.saver import Saver
-from trainwright.tasks.train.rank.divergence import LossDiverged, judge, require_finite
+from trainwright.tasks.train.rank.divergence import (
+    LossDiverged,
+    judge,
+    require_finite,
+    without_weight,
+)
 from trainwright.tasks.train.rank.optimizer import learning_rate_at
 from trainwright.tasks.train.rank.rank import Rank, StepFigures
 from trainwright.tasks.train.record.journal import StepJournal
@@ -73,6 +78,8 @@ class Training:
         self._recording_s = 0.0
         """the seconds that recording the previous step took"""
         self.writer: Events | None = None
+        self._skipped = False
+        """whether a step had no loss, as nothing in its batch has a weight in it"""
 
     @property
     def finished(self) -> int | None:
@@ -197,7 +204,10 @@ class Training:
         rate, noise = self._learning_rate(), rank.noise_scale.value
         rank.learning_rate = rate
         found = rank.step(order, begun, state.step)
-        judge(state, found.loss, rate)
+        if found.loss is None:
+            self._tell_skipped()
+        else:
+            judge(state, found.loss, rate)
         rank.update(rate)
         parts, own = shares(found.samples, rank.split), found.figures
         common = {
@@ -209,7 +219,9 @@ class Training:
         }
         # The parameters have changed: whatever happens from now on, the step is not done again.
         self.last = {"row": common, "parts": parts, "members": self._members}
-        state.epoch_loss_sum += found.loss * found.samples
+        if found.loss is not None:
+            state.epoch_loss_sum += found.loss * found.weight
+            state.epoch_weight += found.weight
         state.epoch_samples += found.samples
         state.samples += found.samples
         state.step += 1
@@ -241,6 +253,16 @@ class Training:
         self._recording_s = time.perf_counter() - updated
         rank.rest_s = own_s - found.own_s - recording_s + self._recording_s
         return found.stop, found.leave
+
+    def _tell_skipped(self) -> None:
+        """Say once that a step changes nothing."""
+        if self.rank.first and not self._skipped:
+            self.channel.send(
+                "notice",
+                message=f"loss: its weight is 0 in all samples of step {self._state.step}: such "
+                "steps change nothing, and have no loss",
+            )
+        self._skipped = True
 
     def _learning_rate(self) -> float:
         """The next step's."""
@@ -285,7 +307,9 @@ class Training:
     def _show(self, found: StepFigures, parts: list[int], rate: float, taken_s: float) -> None:
         step, speed = self._state.step, found.samples / taken_s
         assert self.writer is not None
-        values = {"loss/train": found.loss, "learning_rate": rate, "samples_per_s": speed}
+        values = {"learning_rate": rate, "samples_per_s": speed}
+        if found.loss is not None:
+            values["loss/train"] = found.loss
         if (noise := self.rank.noise_scale.value) is not None:
             values["gradient_noise_scale"] = noise
         if self.rank.classifies:
@@ -337,8 +361,8 @@ class Training:
         improved, ends, best = self._as_first_rank(
             improved, ends, improved or better_tie(score, found, state)
         )
-        train_loss = state.epoch_loss_sum / state.epoch_samples
-        state.epoch_loss_sum, state.epoch_samples = 0.0, 0
+        train_loss = self._train_loss()
+        state.epoch_loss_sum, state.epoch_weight, state.epoch_samples = 0.0, 0.0, 0
         state.metrics, state.by_class = {**found, "train_loss": train_loss}, validated.by_class
         state.best, state.since_best = best, 0 if improved else state.since_best + 1
         if best:
@@ -356,6 +380,13 @@ class Training:
             self.channel.send("epoch", epochs=rank.spec.epochs, **row)
             if (stop := self._early_stopped()) is not None:
                 self.channel.send("notice", message=f"training {stop['reason']}")
+
+    def _train_loss(self) -> float:
+        """The mean of the epoch. Raises BadInput if nothing in it has a weight in the loss."""
+        state = self._state
+        if not state.epoch_weight:
+            raise without_weight(f"{state.epoch_samples} training samples of epoch {state.epoch}")
+        return state.epoch_loss_sum / state.epoch_weight
 
     def _as_first_rank(self, *decisions: bool) -> list[bool]:
         """The first rank's decisions: another processor may round a metric differently."""

@@ -9,7 +9,8 @@ from typing import Any
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.batch.sampling import split_among
 from trainwright.tasks.train.channel import Channel
-from trainwright.tasks.train.rank.rank import Rank
+from trainwright.tasks.train.rank.divergence import without_weight
+from trainwright.tasks.train.rank.rank import Rank, StepFigures
 from trainwright.tasks.train.worker import lr_trials
 from trainwright.tasks.train.worker.lr_curve import runaway_rate
 from trainwright.tasks.train.worker.snapshot import Snapshot
@@ -86,15 +87,11 @@ def _series(
     of the minimum and the initial loss.
     """
     points: list[dict[str, Any]] = []
-    smoothed, best, samples = 0.0, math.inf, 0
+    smoothed, best = 0.0, math.inf
+    batches = _Batches(rank)
     for step, rate in enumerate(learning_rates):
-        epoch, begin = divmod(samples, len(rank.train_rows))
-        if begin == 0:
-            order = rank.epoch_order(epoch)
-        rank.learning_rate = rate
-        found = rank.step(order, begin, step)
-        samples += found.samples
-        if found.stop:
+        found = batches.step(rate)
+        if found.stop or found.loss is None:
             return points, True
         accuracy = found.correct / found.samples if rank.classifies else None
         points.append({"learning_rate": rate, "loss": found.loss, "accuracy": accuracy})
@@ -111,3 +108,32 @@ def _series(
         if rank.first:
             channel.progress("ramp", step=done + step + 1, learning_rate=rate, loss=found.loss)
     return points, False
+
+
+class _Batches:
+    """A training's batches from its first one on."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank, self._order = rank, None
+        self._step = self._samples = 0
+
+    def step(self, rate: float) -> StepFigures:
+        """Train a step up to its update; of batches without a weight in the loss, no more.
+
+        Its loss is None only if a stop was requested. Raises BadInput if no batch of an epoch has a
+        weight.
+        """
+        rank, passed = self._rank, 0
+        rank.learning_rate = rate
+        while passed < len(rank.train_rows):
+            epoch, begin = divmod(self._samples, len(rank.train_rows))
+            if begin == 0:
+                self._order = rank.epoch_order(epoch)
+            found = rank.step(self._order, begin, self._step)
+            self._samples += found.samples
+            self._step += 1
+            if found.stop or found.loss is not None:
+                return found
+            rank.update(rate)
+            passed += found.samples
+        raise without_weight(f"{passed} training samples")

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.prepared import prepared
 from trainwright.tasks.export.exportable import CALIBRATION_ROWS, Exportable, RowsFiles
@@ -71,7 +72,7 @@ def exportable(name: str, case: TrainedCase, folder: Path) -> Exportable:
 
 
 def _train(model: Any, definition: Any, data: Dataset, rows: Any, epochs: int) -> None:
-    loss = model_source.loss_function(definition, data.schema.task)
+    loss = loss_function(definition, data.schema.task)
     if definition.adapt is not None:
         inputs, targets = _tensors(data, rows)
         with torch.no_grad():

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from trainwright.estimator.trace import source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.recommend.source_code import Header, write_source
 from trainwright.tasks.recommend.templates.template import Template
@@ -91,7 +92,7 @@ def trained(
     assert isinstance(spec.learning_rate, float)
     torch.manual_seed(seed)
     model = definition.build_model()
-    loss = source.loss_function(definition, schema.task)
+    loss = loss_function(definition, schema.task)
     adapt = definition.adapt
     if adapt is not None:
         some = torch.arange(len(targets))[:ADAPT_ROWS]

@@ -31,6 +31,7 @@ from sklearn.metrics import roc_auc_score
 from table_sets import NAMES, TableSet, as_arrow, rows_of, table_set
 
 from trainwright.estimator.trace import source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.estimator.trace.source import ADAPT_ROWS
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.recommend.source_code import Header, write_source
@@ -148,7 +149,7 @@ def by_template(case: Case, name: str, size: str, changes: dict[str, Any]) -> di
     with torch.no_grad():
         model.eval()
         made.adapt(model, *case.tensors(rows), case.dataset.names())
-    loss = source.loss_function(made, case.schema.task, spec.label_smoothing)
+    loss = loss_function(made, case.schema.task, spec.label_smoothing)
     validation = trained(case, model, loss, spec)
     found = made.predict(model, case.test_rows())
     classes = case.schema.classes

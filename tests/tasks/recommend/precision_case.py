@@ -8,7 +8,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss
-from trainwright.estimator.trace.source import ModelDefinition, loss_function
+from trainwright.estimator.trace.batch_loss import loss_function
+from trainwright.estimator.trace.source import ModelDefinition
 
 
 def losses(

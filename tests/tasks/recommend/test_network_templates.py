@@ -17,7 +17,8 @@ from precision_case import losses
 from source_checks import require_clean
 
 from trainwright.estimator.trace import source
-from trainwright.estimator.trace.source import ModelDefinition, loss_function
+from trainwright.estimator.trace.batch_loss import loss_function
+from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data.modalities.images import ImageShape, decoded
 from trainwright.tasks.data.modalities.tokens import Tokenizer, padded
 from trainwright.tasks.errors import BadInput

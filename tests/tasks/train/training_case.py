@@ -54,6 +54,28 @@ def build_model(norm=False, dropout=0.0, broken=False):
 """
 
 
+WEIGHTED = {
+    "a mean": """
+
+def loss(outputs, targets):
+    counts = targets > 5
+    return torch.nn.functional.cross_entropy(outputs[counts], targets[counts])
+
+
+def loss_weight(targets):
+    return (targets > 5).sum()
+""",
+    "a pair": """
+
+def loss(outputs, targets):
+    weights = torch.tensor([0.0, 0, 0, 0.5, 0, 0, 1, 2, 4, 7], dtype=outputs.dtype)
+    sums = torch.nn.functional.cross_entropy(outputs, targets, weights, reduction="sum")
+    return sums, weights[targets].sum()
+""",
+}
+"""Losses that are means over some of the samples, or weigh them: NaN of batches without any."""
+
+
 def planned(devices: list[dict[str, Any]], batch_sizes: list[int]) -> Plan:
     """A plan of these devices with these shares of the global batch."""
     time = Interval(median=0.01, low=0.01, high=0.02)
@@ -168,9 +190,8 @@ def alone(
     try:
         torch.manual_seed(spec.seed)
         assert asked.job.model is not None
-        model = source.build(
-            source.load(Path(asked.source_folder), asked.entry), asked.job.model.config
-        )
+        definition = source.load(Path(asked.source_folder), asked.entry)
+        model = source.build(definition, asked.job.model.config)
         precision.cast(model, spec.precision)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -195,6 +216,11 @@ def alone(
         seen = dataset if epoch is None else dataset.in_epoch(epoch)
         return torch.from_numpy(seen.batch(every)[0]["inputs"])
 
+    def mean_loss(outputs: Any, targets: Any, **smoothing: float) -> Any:
+        loss = definition.loss or torch.nn.functional.cross_entropy
+        given = loss(outputs, targets, **smoothing)
+        return given[0] / given[1] if isinstance(given, tuple) else given
+
     def evaluate(inputs: Any, these: Any) -> dict[str, float]:
         model.eval()
         with torch.no_grad():
@@ -202,7 +228,7 @@ def alone(
         model.train()
         right = outputs.argmax(1) == labels[these]
         return {
-            "loss": float(torch.nn.functional.cross_entropy(outputs, labels[these])),
+            "loss": float(mean_loss(outputs, labels[these])),
             "accuracy": int(right.sum()) / len(these),
         }
 
@@ -228,10 +254,11 @@ def alone(
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.precision == "amp"):
                     outputs = model(inputs[part].to(dtype))
                 targets = labels[part]
-                loss = torch.nn.functional.cross_entropy(
+                smoothing = {"label_smoothing": spec.label_smoothing}
+                loss = mean_loss(
                     outputs.to(precision.wide(outputs.dtype)),
                     targets,
-                    label_smoothing=spec.label_smoothing,
+                    **(smoothing if spec.label_smoothing else {}),
                 )
                 for total, own in zip(
                     sums, torch.autograd.grad(loss * (len(part) / len(batch)), used), strict=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from joint_batch_case import BOUNDS, relative_difference
 from layout_ranks import train_in_threads, whole_state, with_layout
-from training_case import alone, request
+from training_case import WEIGHTED, alone, request
 
 from trainwright.tasks.train.rank.rank import Rank
 
@@ -58,6 +59,36 @@ def test_a_layout_equals_one_process(tmp_path: Path, precision: str, layout: str
     expected = alone(asked)
     for one in found:
         assert relative_difference(one, expected) <= BOUNDS[precision]
+
+
+@pytest.mark.parametrize(
+    ("layout", "loss"), zip(LAYOUTS, itertools.cycle(WEIGHTED), strict=False), ids=str
+)
+def test_a_loss_with_weights_is_the_joint_batchs(tmp_path: Path, layout: str, loss: str) -> None:
+    # Of 9 samples, two ranks often have none that counts, and one has none in the last step.
+    asked = request(
+        tmp_path,
+        [5, 3, 1],
+        validation_fraction=1625 / 1797,
+        precision="fp64",
+        **OPTIMIZERS["momentum, clipped"],
+    )
+    with (Path(asked.source_folder) / "net.py").open("a") as source:
+        source.write(WEIGHTED[loss])
+    laid_out = with_layout(asked, **LAYOUTS[layout])
+    plan = laid_out.plan.model_copy(update={"accumulation": 2})
+    laid_out = laid_out.model_copy(update={"plan": plan})
+
+    def state_and_loss(rank: Rank) -> tuple[dict[str, torch.Tensor], float]:
+        found = state(rank)
+        return found, rank.validate().metrics["loss"]
+
+    found = train_in_threads(laid_out, tmp_path / "store", state_and_loss)
+    measured: list[dict[str, float]] = []
+    expected = alone(asked, metrics=measured)
+    for one, validated in found:
+        assert relative_difference(one, expected) <= BOUNDS["fp64"]
+        assert validated == pytest.approx(measured[-1]["loss"], rel=1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

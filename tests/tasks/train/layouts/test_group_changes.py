@@ -390,7 +390,7 @@ def test_an_average_that_only_some_completed_counts(made: Made) -> None:
     ranks.steps(6)
     done = ranks.all[1].rank.averaging
     assert done is not None
-    done.averages, done.samples = done.averages + 1, 0
+    done.averages, done.weight = done.averages + 1, 0.0
     before = own_states(ranks)
     ranks.group(0, 1)
     for one in own_states(ranks):
