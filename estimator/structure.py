@@ -265,6 +265,11 @@ class Structure(FrozenModel):
         description="whether a rank can build some tensors without memory for the others: the "
         "model's code reads no values, and its source has no `adapt`",
     )
+    loss_notice: str = Field(
+        default="",
+        description="why the source's loss is not the mean that ranks join, and what to add; "
+        "empty: it is, or was not checked",
+    )
     lifetimes: Lifetimes | None = Field(
         default=None,
         description="None: the order of operations depends on the batch size",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits, Stop
 from trainwright.infra.sandbox.client import SandboxServer, call, scrubbed_environment
+from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.generated_columns import require_generated_columns
@@ -19,11 +22,13 @@ from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
-from trainwright.tasks.spec.job import ModelSpec
+from trainwright.tasks.spec.job import Job, ModelSpec
 from trainwright.tasks.spec.train_spec import Optimizer, check_batch_size
 from trainwright.tasks.trace_request import TRACER, trace_request, traced_structure
 from trainwright.tasks.units import amount
 
+CHECKED_ROWS, CHECKED_NUMBERS = 64, 400_000
+"""Real targets on which a source's loss is checked: rows, and numbers in them"""
 _log = logging.getLogger(__name__)
 _RAISED_BY: dict[Stop, str] = {
     "time": "TRAINWRIGHT_EXTRACT_TIMEOUT_S",
@@ -48,8 +53,10 @@ def work(context: RunContext) -> Reference:
             optimizer=job.train.optimizer,
             precision=job.train.precision,
             label_smoothing=job.train.label_smoothing,
+            targets=targets_of(job, model, context.settings),
         )
         run.write(structure)
+    say_loss(structure)
     return {
         "artefact": Structure.FILE,
         "parameters": structure.parameters,
@@ -62,6 +69,30 @@ def summary(reference: Reference) -> str:
     """One line, as in `9,098 parameters, 316 kFLOP a sample`."""
     flops = amount(reference["forward_flops_per_sample"], "FLOP")
     return f"{reference['parameters']:,} parameters, {flops} a sample"
+
+
+def say_loss(structure: Structure) -> None:
+    """A notice if the source's loss is not the mean that ranks join."""
+    if structure.loss_notice:
+        progress.emit("notice", message=structure.loss_notice)
+
+
+def targets_of(job: Job, model: ModelSource, settings: Settings) -> dict[str, Any] | None:
+    """Where the tracer finds real rows of targets, to check a loss of the source's own.
+
+    None if the source has none, or for forecasts.
+    """
+    entry = model.files.get(model.entry, b"")
+    if model.origin != "given" or not re.search(rb"\bloss\b", entry):
+        return None
+    from trainwright.tasks.data.dataset import first_targets
+    from trainwright.tasks.data.sources import localized
+
+    data = localized(job.data, settings)
+    if data.reader == "model":
+        return {"uri": data.uri}
+    rows = first_targets(data, CHECKED_ROWS, CHECKED_NUMBERS)
+    return None if rows is None else {"rows": rows.tolist()}
 
 
 def batch_spec(schema: DataSchema) -> BatchSpec:
@@ -87,8 +118,12 @@ def extract_model(
     precision: str = "fp32",
     accumulation: int = 1,
     label_smoothing: float = 0.0,
+    job: Job | None = None,
 ) -> Structure:
-    """The structure of a model's source. Without `spec`, the source must define `example_batch`."""
+    """The structure of a model's source. Without `spec`, the source must define `example_batch`.
+
+    A loss of its own is checked on targets of the job's data, else of `example_batch`.
+    """
     if isinstance(model, str):
         model = {"source": model}
     chosen = model if isinstance(model, ModelSpec) else validated(ModelSpec, model, "model")
@@ -100,7 +135,7 @@ def extract_model(
         raise BadInput(f"accumulation: got {accumulation}; allowed: 1 or more")
     source = ModelSource.given(chosen)
     with tempfile.TemporaryDirectory(prefix="trainwright-source-") as name:
-        return extract(
+        structure = extract(
             source.unpack(Path(name)),
             source.entry,
             chosen.config,
@@ -111,7 +146,10 @@ def extract_model(
             precision=precision,
             accumulation=accumulation,
             label_smoothing=label_smoothing,
+            targets={} if job is None else targets_of(job, source, settings),
         )
+    say_loss(structure)
+    return structure
 
 
 def tracer() -> SandboxServer:
@@ -137,8 +175,11 @@ def extract(
     accumulation: int = 1,
     label_smoothing: float = 0.0,
     server: SandboxServer | None = None,
+    targets: Mapping[str, Any] | None = None,
 ) -> Structure:
     """The structure of one training step of a model. `server`: an open `tracer`.
+
+    `targets`: where real rows of them are (`targets_of`), to check a loss of the source's own.
 
     Raises BadInput if a step fails or exceeds the limits.
     """
@@ -152,10 +193,12 @@ def extract(
         precision=precision,
         accumulation=accumulation,
         label_smoothing=label_smoothing,
+        targets=targets,
     )
+    data = [Path(targets["uri"])] if targets is not None and "uri" in targets else []
     try:
         if server is None:
-            outcome = call(TRACER, request, limits, readable=[source_folder])
+            outcome = call(TRACER, request, limits, readable=[source_folder, *data])
         else:
             outcome = server.ask(request, limits, readable=[source_folder])
     except OSError as error:

@@ -39,8 +39,12 @@ def trace_request(
     precision: str,
     accumulation: int,
     label_smoothing: float = 0.0,
+    targets: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The request for the structure of a model whose source lies in a folder."""
+    """The request for the structure of a model whose source lies in a folder.
+
+    `targets`: where to find real rows of them, see `estimator.trace.real_targets`.
+    """
     return {
         "folder": str(folder.absolute()),
         "entry": entry,
@@ -51,6 +55,7 @@ def trace_request(
         "precision": precision,
         "accumulation": accumulation,
         "label_smoothing": label_smoothing,
+        "targets": None if targets is None else dict(targets),
     }
 
 

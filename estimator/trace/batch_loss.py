@@ -92,7 +92,8 @@ def _number(weight: Any) -> float:
     )
     number = float(weight) if one else math.nan
     if not 0 <= number < math.inf:
-        given = f"{number:g}" if one else getattr(weight, "shape", type(weight).__name__)
+        many = f"a tensor of {weight.numel()}" if isinstance(weight, torch.Tensor) else None
+        given = f"{number:g}" if one else many or type(weight).__name__
         raise BadInput(f"loss: its weight is {given}; allowed: a finite number of at least 0")
     return number
 

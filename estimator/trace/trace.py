@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ from trainwright.estimator.trace.cuts.unit_layers import units_with_layers
 from trainwright.estimator.trace.dense import dense_product
 from trainwright.estimator.trace.fake_models import RealConstants, quiet_initialisers
 from trainwright.estimator.trace.layer_work import layer_work
+from trainwright.estimator.trace.loss_check import loss_notice
 from trainwright.estimator.trace.operations import tensors
+from trainwright.estimator.trace.real_targets import real_targets
 from trainwright.estimator.trace.recorder import LayerSeen, Lives, OperationRecorder, Recording
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.training_step import (
@@ -177,7 +179,13 @@ def _structure(
     operations, ran = at_any_size(
         first.recording.operations, second.recording.operations, size, idle
     )
+    notice = ""
+    if what.targets is not None and what.definition.loss is not None:
+        few, many = (size // what.accumulation, 2 * size // what.accumulation)
+        outputs = (few, first.step.outputs), (many, second.step.outputs)
+        notice = loss_notice(what.loss, *outputs, what.targets)
     made = Structure(
+        loss_notice=notice,
         torch=importlib.metadata.version("torch"),
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
@@ -245,6 +253,7 @@ def answer(request: dict[str, Any]) -> str:
             request["accumulation"],
             request["label_smoothing"],
         )
+        what = replace(what, targets=real_targets(what, request["targets"]))
         return trace(what, request["batch_size"]).model_dump_json()
     except TrainwrightError as error:
         return json.dumps({"error": error.document()})

@@ -19,7 +19,8 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.structure import Precision
 from trainwright.estimator.trace import source as model_source
-from trainwright.estimator.trace.batch_loss import loss_function
+from trainwright.estimator.trace.batch_loss import BatchLoss, loss_function
+from trainwright.estimator.trace.output_forms import forms_of
 from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 
@@ -39,6 +40,14 @@ class TrainingStepSpec:
     precision: Precision = "fp32"
     accumulation: int = 1
     label_smoothing: float = 0.0
+    targets: Any = None
+    """real rows of targets, on which the source's loss is checked; None: it is not"""
+
+    @property
+    def loss(self) -> BatchLoss:
+        """The loss of training."""
+        task = self.spec.task if self.spec else "image-classification"
+        return loss_function(self.definition, task, self.label_smoothing)
 
 
 @dataclass
@@ -51,6 +60,8 @@ class TrainingStep:
     micro_batches: list[tuple[Any, Any]]
     input_shapes: list[tuple[int, ...]] = field(default_factory=list)
     activation_bytes: float = 0.0
+    outputs: Any = None
+    """forms of the model's outputs for a micro-batch; see `loss_check`"""
 
     def __call__(self, recorder: OperationRecorder | None = None) -> None:
         """Do one step. Raises BadInput if the model or its loss fails."""
@@ -67,8 +78,6 @@ class TrainingStep:
         self, inputs: Any, targets: Any, recorder: OperationRecorder | None
     ) -> None:
         before = recorder.live_bytes if recorder else 0.0
-        task = self.what.spec.task if self.what.spec else "image-classification"
-        loss_of = loss_function(self.what.definition, task, self.what.label_smoothing)
         with autocast(self.what.precision):
             if recorder is not None:
                 recorder.graph_begins()
@@ -79,8 +88,9 @@ class TrainingStep:
                 recorder.forward = False
                 self.activation_bytes = max(0.0, recorder.live_bytes - before)
             self._check_outputs(outputs, targets)
+            self.outputs = forms_of(outputs)
             with _user_code("loss", "it"):
-                loss = loss_of(for_loss(outputs), targets)
+                loss = self.what.loss(for_loss(outputs), targets)
         if not loss.requires_grad:
             dtype = str(loss.dtype).removeprefix("torch.")
             raise BadInput(

@@ -95,6 +95,7 @@ def predicted(
         optimizer=job.train.optimizer,
         precision=job.train.precision,
         label_smoothing=job.train.label_smoothing,
+        job=job,
     )
     return pool, _estimated(job, pool, structure, settings, calibrations), schema
 

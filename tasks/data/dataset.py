@@ -201,6 +201,19 @@ def describe(spec: DataSpec, seed: int = 0) -> DataSchema:
     return schema.model_copy(update={"train_rows": schema.rows - count, "validation_rows": count})
 
 
+def first_targets(spec: DataSpec, most_rows: int, most_numbers: int) -> Array | None:
+    """Targets of some rows, evenly spaced in the first part of the data; None of series."""
+    import numpy as np
+
+    with readable(spec):
+        stored = stored_rows(open_source(spec), "", spec)
+        targets = next(stored.chunks(), {}).get(TARGETS)
+    if targets is None or not len(targets):
+        return None
+    count = min(len(targets), most_rows, max(4, most_numbers // max(1, targets[0].size)))
+    return targets[np.linspace(0, len(targets) - 1, count).round().astype(int)]
+
+
 def say_changes(schema: DataSchema) -> None:
     """Notices: how the source was read, which columns are left out or get another form."""
     for note in schema.notes:

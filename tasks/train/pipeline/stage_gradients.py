@@ -172,5 +172,5 @@ class StageGradients:
         return 0.0
 
     def held_square(self) -> float:
-        """|g|² of the parameters of which this rank is the first holder."""
+        """|g|² of the parameters of which this rank is the first holder, before `finish`."""
         return sum(one.joint_square() for group, one, _ in self._sums if group[0] == self._rank)

@@ -262,9 +262,9 @@ class StageWork(LayoutWork):
             self.gradients.note_used(f"{layer}.{own}", used=used)
 
     def finish(self, factor: float = 1.0) -> None:
-        """The gradients are complete."""
+        """The gradients are complete; those that are summed are not multiplied by `factor` yet."""
         super().finish(factor)
-        self.rows_square += self.gradients.held_square()
+        self.rows_square += factor**2 * self.gradients.held_square()
 
     def _note_square(self, late: LateMultiplied, square: float) -> None:
         # All ranks' `rows_square` add up to |g|², so that the first holder counts a layer.

@@ -58,8 +58,8 @@ class RankUpdates(RankNoise):
         if self._summed is None:
             sums, total = as_finished.sums, as_finished.samples
             self._layout.share = self._share_of(sums)
-            self._gradients.finish(sums.used, sums.factor(total))
             self._layout.finish(sums.factor(total))
+            self._gradients.finish(sums.used, sums.factor(total))
             self._note(sums, total)
         self.update(as_finished.learning_rate, as_finished.norm_square)
 

@@ -173,7 +173,8 @@ def alone(
     processes each batch in parts of this many samples, which may follow from the size of the batch,
     and sums their gradients in fp32. With `reordered`, the samples of each batch are
     shuffled with this seed. Appends loss and accuracy to `metrics`: of each joint batch before its
-    update, and of the held-out rows after each epoch (with the epoch's number).
+    update, and of the held-out rows after each epoch (with the epoch's number); and the loss's
+    weight, if the source's loss returns a pair.
     """
     import torch
 
@@ -219,7 +220,8 @@ def alone(
     def mean_loss(outputs: Any, targets: Any, **smoothing: float) -> Any:
         loss = definition.loss or torch.nn.functional.cross_entropy
         given = loss(outputs, targets, **smoothing)
-        return given[0] / given[1] if isinstance(given, tuple) else given
+        total, weight = given if isinstance(given, tuple) else (given * len(targets), len(targets))
+        return total / weight, weight
 
     def evaluate(inputs: Any, these: Any) -> dict[str, float]:
         model.eval()
@@ -227,10 +229,9 @@ def alone(
             outputs = model(inputs[these].to(dtype))
         model.train()
         right = outputs.argmax(1) == labels[these]
-        return {
-            "loss": float(mean_loss(outputs, labels[these])),
-            "accuracy": int(right.sum()) / len(these),
-        }
+        loss, weight = mean_loss(outputs, labels[these])
+        accuracy = int(right.sum()) / len(these)
+        return {"loss": float(loss), "weight": float(weight), "accuracy": accuracy}
 
     size, step = asked.plan.global_batch_size, 0
     for epoch in range(spec.epochs):
@@ -255,7 +256,7 @@ def alone(
                     outputs = model(inputs[part].to(dtype))
                 targets = labels[part]
                 smoothing = {"label_smoothing": spec.label_smoothing}
-                loss = mean_loss(
+                loss, _ = mean_loss(
                     outputs.to(precision.wide(outputs.dtype)),
                     targets,
                     **(smoothing if spec.label_smoothing else {}),

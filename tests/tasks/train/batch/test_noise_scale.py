@@ -115,8 +115,9 @@ def test_two_halves_estimate_the_same_noise_as_gradients_of_single_samples() -> 
     inputs = torch.randn(600, 6, dtype=torch.float64)
     targets = torch.sin(inputs[:, :1] * 2) + 0.5 * torch.randn(600, 1, dtype=torch.float64)
 
-    def loss_of(rows: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.mse_loss(model(inputs[rows]), targets[rows])
+    def loss_of(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
+        # Any weight of a sample, as long as all have the same: sizes count samples.
+        return torch.nn.functional.mse_loss(model(inputs[rows]), targets[rows]), 3.0 * len(rows)
 
     single = torch.stack(
         [
@@ -124,7 +125,7 @@ def test_two_halves_estimate_the_same_noise_as_gradients_of_single_samples() -> 
                 [
                     one.reshape(-1)
                     for one in torch.autograd.grad(
-                        loss_of(torch.tensor([row])), list(model.parameters())
+                        loss_of(torch.tensor([row]))[0], list(model.parameters())
                     )
                 ]
             )
@@ -152,6 +153,8 @@ def test_measuring_with_halves_changes_neither_buffers_nor_gradients() -> None:
     inputs = torch.randn(20, 6, dtype=torch.float64)
     model(inputs).sum().backward()
     before = [one.clone() for one in (*model.buffers(), *(one.grad for one in model.parameters()))]
-    half_squares(model, lambda rows: model(inputs[rows]).square().mean(), torch.arange(20))
+    half_squares(
+        model, lambda rows: (model(inputs[rows]).square().mean(), len(rows)), torch.arange(20)
+    )
     after = [*model.buffers(), *(one.grad for one in model.parameters())]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -11,9 +11,10 @@ import pytest
 import torch
 from joint_batch_case import BOUNDS, relative_difference
 from layout_ranks import ThreadExchange, Threads, train_in_threads, whole_state, with_layout
-from training_case import LEARNING_RATE, alone, request
+from training_case import LEARNING_RATE, WEIGHTED, alone, request
 
 from trainwright.estimator.trace import source
+from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.batch.sampling import epoch_order, shares
@@ -40,9 +41,8 @@ def averaged_alone(
     torch.set_default_dtype(torch.float64)
     try:
         assert asked.job.model is not None
-        first = source.build(
-            source.load(Path(asked.source_folder), asked.entry), asked.job.model.config
-        ).double()
+        definition = source.load(Path(asked.source_folder), asked.entry)
+        first = source.build(definition, asked.job.model.config).double()
     finally:
         torch.set_default_dtype(torch.float32)
     split = [one.batch_size for one in asked.plan.devices]
@@ -51,25 +51,27 @@ def averaged_alone(
     anchor = [one.detach().clone() for one in first.parameters()]
     velocity = [torch.zeros_like(one) for one in anchor]
     dataset = data.load(asked.job.data, asked.job.train.seed)
-    taken, step = [0] * len(split), 0
+    loss_of = loss_function(definition, asked.schema_.task)
+    taken, step = [0.0] * len(split), 0
     for epoch in range(asked.job.train.epochs):
         order = epoch_order(dataset.split.train, asked.job.train.seed, epoch)
         for at in range(0, len(order), sum(split)):
             places = order[at : at + sum(split)]
             begin, sizes = 0, shares(len(places), split)
+            weights = [0.0] * len(split)
             for rank, size in enumerate(sizes):
                 own = places[begin : begin + size]
                 begin += size
-                taken[rank] += size
                 steps = max(1, round(size / local_batch)) if local_batch else 1
                 for part in torch.as_tensor(own).tensor_split(steps):
                     if not len(part):
                         continue
                     inputs, targets = dataset.batch(part.numpy())
                     images = torch.from_numpy(inputs["inputs"]).double()
-                    loss = torch.nn.functional.cross_entropy(
-                        models[rank](images), torch.from_numpy(targets)
+                    loss, weight = loss_of.weighted(
+                        models[rank](images), torch.from_numpy(targets), len(part)
                     )
+                    weights[rank] += weight
                     models[rank].zero_grad()
                     loss.backward()
                     with torch.no_grad():
@@ -81,10 +83,12 @@ def averaged_alone(
                 each = [dict(model.named_parameters())[name] for model in models]
                 with torch.no_grad():
                     joint = sum(
-                        size / len(places) * one for size, one in zip(sizes, each, strict=True)
+                        weight / sum(weights) * one
+                        for weight, one in zip(weights, each, strict=True)
                     )
                     for one in each:
                         one.copy_(joint)
+            taken = [sum(pair) for pair in zip(taken, weights, strict=True)]
             step += 1
             last = at + sum(split) >= len(order) and epoch == asked.job.train.epochs - 1
             if step % every and not last:
@@ -105,7 +109,7 @@ def averaged_alone(
                 with torch.no_grad():
                     for one in mine:
                         one.copy_(mean)
-            taken = [0] * len(split)
+            taken = [0.0] * len(split)
     return dict(models[0].state_dict())
 
 
@@ -127,8 +131,13 @@ def stays(monkeypatch: pytest.MonkeyPatch) -> None:
         {"average_every": 1, "local_batch": 10},
         {"average_every": 3, "averaged": "out"},
         {"average_every": 4, "averaged": "conv", "outer": "nesterov"},
+        {"average_every": 2, "local_batch": 4, "loss": "a pair"},
+        {"average_every": 3, "averaged": "out", "loss": "a mean"},
     ],
-    ids=["every 4", "block momentum", "nesterov", "local steps", "mixed", "mixed, nesterov"],
+    ids=[
+        *("every 4", "block momentum", "nesterov", "local steps", "mixed", "mixed, nesterov"),
+        *("local steps, weights", "mixed, weights"),
+    ],
 )
 def test_ranks_take_local_steps_and_the_weighted_average(
     tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -142,12 +151,14 @@ def test_ranks_take_local_steps_and_the_weighted_average(
         optimizer={"name": "sgd"},
     )
     arguments = dict(fields)
+    with (Path(asked.source_folder) / "net.py").open("a") as own:
+        own.write(WEIGHTED.get(arguments.pop("loss", ""), ""))
     expected = averaged_alone(asked, arguments.pop("average_every"), **arguments)
     layer = fields.get("averaged")
     layout = with_layout(
         asked,
         {} if layer is None else {layer: "average"},
-        **{name: value for name, value in fields.items() if name != "averaged"},
+        **{name: value for name, value in fields.items() if name not in ("averaged", "loss")},
     )
     found = train_in_threads(layout, tmp_path / "store", state)
     for one in found:

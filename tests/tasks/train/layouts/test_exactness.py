@@ -12,6 +12,7 @@ from joint_batch_case import BOUNDS, relative_difference
 from layout_ranks import train_in_threads, whole_state, with_layout
 from training_case import WEIGHTED, alone, request
 
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.train.rank.rank import Rank
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -62,7 +63,7 @@ def test_a_layout_equals_one_process(tmp_path: Path, precision: str, layout: str
 
 
 @pytest.mark.parametrize(
-    ("layout", "loss"), zip(LAYOUTS, itertools.cycle(WEIGHTED), strict=False), ids=str
+    ("layout", "loss"), [*zip(LAYOUTS, itertools.cycle(WEIGHTED), strict=False)]
 )
 def test_a_loss_with_weights_is_the_joint_batchs(tmp_path: Path, layout: str, loss: str) -> None:
     # Of 9 samples, two ranks often have none that counts, and one has none in the last step.
@@ -89,6 +90,31 @@ def test_a_loss_with_weights_is_the_joint_batchs(tmp_path: Path, layout: str, lo
     for one, validated in found:
         assert relative_difference(one, expected) <= BOUNDS["fp64"]
         assert validated == pytest.approx(measured[-1]["loss"], rel=1e-12)
+
+
+def test_a_step_in_which_nothing_has_weight_changes_nothing(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path, [5, 3], validation_fraction=1625 / 1797, model={"norm": "biased"}, clip_norm=1.0
+    )
+    nothing = WEIGHTED["a mean"].replace("targets > 5", "targets > 99")
+    with (Path(asked.source_folder) / "net.py").open("a") as source:
+        source.write(nothing)
+    before: dict[int, dict[str, torch.Tensor]] = {}
+
+    def keep(rank: Rank, step: int) -> None:
+        before[rank.number] = {name: one.clone() for name, one in rank.model.named_parameters()}
+
+    def state_and_error(rank: Rank) -> tuple[dict[str, torch.Tensor], str]:
+        with pytest.raises(BadInput) as raised:
+            rank.validate()
+        return dict(rank.model.named_parameters()), str(raised.value)
+
+    found = train_in_threads(
+        with_layout(asked, {}), tmp_path / "store", state_and_error, most_steps=1, before=keep
+    )
+    for number, (after, error) in enumerate(found):
+        assert all(torch.equal(one, before[number][name]) for name, one in after.items())
+        assert error.startswith("loss: its weight is 0 in all 1625 validation samples; allowed")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -14,7 +14,7 @@ from layout_ranks import ThreadExchange, train_in_threads, whole_state
 from staged_case import recomputing, with_dense, with_stages, without_dropout
 from test_pipelines import request_of
 from test_sent_bytes import CountedTransfers
-from training_case import alone, request
+from training_case import WEIGHTED, alone, request
 
 from trainwright.tasks.allocate.actions.action import MESSAGES, TRANSFERS
 from trainwright.tasks.allocate.actions.actions import actions_of
@@ -45,7 +45,7 @@ class Net(nn.Module):
 """
 """With a skip over a cut, a recurrent layer, dropout, and a weight that two stages use."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "momentum, clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
+    "momentum, clipped, weights": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
     "adamw": {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
 }
 Pipelines = list[tuple[list[int], list[float]]]
@@ -114,7 +114,9 @@ def test_a_composition_equals_one_process(tmp_path: Path, way: str, name: str) -
         precision="fp64",
         **OPTIMIZERS[way],
     )
-    (Path(asked.source_folder) / "net.py").write_text(HEAD + MODEL + TAIL)
+    forms = ["a mean", "a pair"]
+    loss = WEIGHTED[forms[len(name) % 2]] if way == "momentum, clipped, weights" else ""
+    (Path(asked.source_folder) / "net.py").write_text(HEAD + MODEL + TAIL + loss)
     staged = composed(asked, one)
     assert staged.plan.layout is not None
     assert set(staged.plan.layout.sync.values()) == {*one.ways}
@@ -137,7 +139,7 @@ def test_a_composition_equals_one_process_in_fp32_and_if_it_recomputes(
         batch_sizes(one.pipelines),
         validation_fraction=1480 / 1797,
         precision=precision,
-        **OPTIMIZERS["momentum, clipped"],
+        **OPTIMIZERS["momentum, clipped, weights"],
     )
     (Path(asked.source_folder) / "net.py").write_text(without_dropout(HEAD + MODEL + TAIL))
     staged = recomputing(composed(asked, one), 2)

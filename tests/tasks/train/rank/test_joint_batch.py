@@ -19,7 +19,7 @@ from joint_batch_case import (
     relative_difference,
 )
 from layout_ranks import train_in_threads, whole_state
-from training_case import NO_SPARE, ROWS, alone, request, rows, scalars
+from training_case import NO_SPARE, WEIGHTED, alone, request, rows, scalars
 
 from trainwright.tasks.train import train
 from trainwright.tasks.train.rank.rank import Rank
@@ -70,9 +70,11 @@ def test_real_ranks_equal_one_process_after_50_steps(
 
 
 def test_metrics_are_means_over_all_rows_for_any_split(tmp_path: Path) -> None:
-    # Uneven shares (39 and 19 of an epoch's last 58 rows, 239 and 120 of the 359 held-out rows), so
-    # that the mean of the ranks' means would differ.
+    # Uneven shares (39 and 19 of an epoch's last 58 rows, 239 and 120 of the 359 held-out rows),
+    # and a loss that weighs classes, so that the mean of the ranks' means would differ.
     asked = request(tmp_path, [40, 20], epochs=2, backend="torch", precision="fp64", **NO_SPARE)
+    with (tmp_path / "source" / "net.py").open("a") as source:
+        source.write(WEIGHTED["a pair"])
     assert train(asked).steps == 48
     expected: list[dict[str, float]] = []
     alone(asked, metrics=expected)
@@ -87,10 +89,9 @@ def test_metrics_are_means_over_all_rows_for_any_split(tmp_path: Path) -> None:
     for own, batches, one in zip(
         rows(asked, "epochs"), (steps[:24], steps[24:]), epochs, strict=True
     ):
-        total = sum(
-            batch["loss"] * count for batch, count in zip(batches, [60] * 23 + [58], strict=True)
-        )
-        assert own["train_loss"] == pytest.approx(total / ROWS, **exactly)
+        total = sum(batch["loss"] * batch["weight"] for batch in batches)
+        weight = sum(batch["weight"] for batch in batches)
+        assert own["train_loss"] == pytest.approx(total / weight, **exactly)
         assert own["loss"] == pytest.approx(one["loss"], **exactly)
         assert (own["epoch"], own["accuracy"]) == (one["epoch"], one["accuracy"])
 
