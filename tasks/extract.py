@@ -200,7 +200,7 @@ def extract(
         if server is None:
             outcome = call(TRACER, request, limits, readable=[source_folder, *data])
         else:
-            outcome = server.ask(request, limits, readable=[source_folder])
+            outcome = server.ask(request, limits, readable=[source_folder, *data])
     except OSError as error:
         raise TrainwrightError(f"model: {entry} can't be traced: {error}") from error
     if outcome.protection != "own namespaces":

@@ -19,9 +19,11 @@ from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits
 from trainwright.infra.sandbox.client import call
+from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.extract import extract, extract_model, tracer
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.train_spec import Optimizer
 
 IMAGES = BatchSpec(
@@ -286,3 +288,71 @@ def test_an_error_caused_by_the_sandbox_says_what_a_model_may_do(tmp_path: Path)
     message = _refusal(tmp_path, f"words = open({str(outside)!r}).read()")
     assert "No such file or directory" in message
     assert "may read only their own source and installed packages" in message
+
+
+TOKENS = """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        counts = torch.arange(12) < 1 + place % 7
+        return torch.ones(12, dtype=torch.int64), torch.where(counts, 1, -100)
+
+
+def dataset(uri, part):
+    assert open(uri).read() == "rows"
+    return Rows()
+
+
+def build_model():
+    return nn.Sequential(nn.Embedding(50, 8), nn.Dropout(0.5), nn.Linear(8, 5))
+
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+"""
+TOKEN_EXAMPLE = """
+
+def example_batch(size):
+    rows = [Rows()[place] for place in range(size)]
+    return tuple(torch.stack(one) for one in zip(*rows))
+"""
+TOKEN_ROWS = BatchSpec(
+    inputs={"inputs": (12,)},
+    input_dtypes={"inputs": "int64"},
+    target_dtype="int64",
+    target_shape=(12,),
+)
+
+
+@pytest.mark.parametrize("source", ["given rows", "the source's dataset", "example_batch"])
+def test_a_loss_over_tokens_is_told_with_the_line_to_add(tmp_path: Path, source: str) -> None:
+    given = [[1] * (1 + place % 7) + [-100] * (11 - place % 7) for place in range(10)]
+    (tmp_path / "data").write_text("rows")
+    targets, spec = {
+        "given rows": ({"rows": given}, TOKEN_ROWS),
+        "the source's dataset": ({"uri": str(tmp_path / "data")}, TOKEN_ROWS),
+        "example_batch": ({}, None),
+    }[source]
+    code = TOKENS + (TOKEN_EXAMPLE if spec is None else "")
+    found = _extract(tmp_path, code, batch_spec=spec, targets=targets).loss_notice
+    line = "def loss_weight(targets): return (targets != -100).sum()"
+    assert found.endswith(f"; add to the model's source: {line}")
+    assert not _extract(tmp_path, f"{code}\n{line}\n", batch_spec=spec, targets=targets).loss_notice
+
+
+def test_a_loss_is_told_on_the_jobs_data(tmp_path: Path) -> None:
+    weighs = """
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, torch.arange(1.0, 11.0))
+    """
+    file = tmp_path / "model.py"
+    file.write_text(HEAD + GOOD + textwrap.dedent(weighs))
+    data, heard = {"uri": "builtin:digits"}, list[dict[str, Any]]()
+    job = Job.model_validate({"name": "own", "data": data, "model": {"source": str(file)}})
+    assert job.model is not None
+    with progress.listening(heard.append):
+        found = extract_model(job.model, Settings(), spec=IMAGES, job=job).loss_notice
+    assert "return a pair (sum, weight) from loss" in found
+    assert [one["message"] for one in heard if one["event"] == "notice"] == [found]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch  # noqa: TID253
@@ -20,13 +20,10 @@ from trainwright.estimator.trace.layer_tracker import LOSS
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
-from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts.layout import Layout
-from trainwright.tasks.train.exchange.collective import PeersLost
 from trainwright.tasks.train.exchange.device_sums import has_nccl
 from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.layouts.gradients import GradientSum, clip
-from trainwright.tasks.train.out_of_memory import is_out_of_memory
 from trainwright.tasks.train.passes import keyed_dropout
 from trainwright.tasks.train.passes.keyed_dropout import DropoutPass
 from trainwright.tasks.train.pipeline.stage_gradients import StageGradients
@@ -34,6 +31,7 @@ from trainwright.tasks.train.pipeline.stage_passes import StagePasses
 from trainwright.tasks.train.pipeline.stage_work import StageWork
 from trainwright.tasks.train.rank.batch_loader import BatchTensors
 from trainwright.tasks.train.rank.emulated_device import EmulatedDevice
+from trainwright.tasks.train.rank.first_pass import FirstPass, shapes
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.rank_rows import RankRows
 from trainwright.tasks.train.rank.step_sums import PassSums
@@ -57,8 +55,7 @@ class RankPasses(RankRows):
         super().__init__(request, dataset, collective, device, number, definition)
         self.split = request.plan.shares
         self.emulated = self._emulation(request.plan.devices[number].speed)
-        self._proven = False
-        """whether the model has completed a pass: an error before that is raised as BadInput"""
+        self._first_pass = FirstPass()
         self._updated = False
         """whether a first step is complete"""
         self._step, self._first_place = 0, 0
@@ -162,21 +159,8 @@ class RankPasses(RankRows):
         def rows_of(part: Any) -> BatchTensors:
             return self._part(part) if len(part) else self.loader.rows(order[:1])
 
-        with self._named_errors(lambda: "a stage's micro-batch"):
+        with self._first_pass.named_errors(lambda: "a stage's micro-batch"):
             return stage.train(parts, rows_of, total)
-
-    @contextlib.contextmanager
-    def _named_errors(self, what: Callable[[], str]) -> Iterator[None]:
-        """Raise BadInput for an error of the model's code, until passes have ended once."""
-        try:
-            yield
-        except TrainwrightError:
-            raise
-        except Exception as error:
-            if self._proven or is_out_of_memory(error) or isinstance(error.__cause__, PeersLost):
-                raise
-            raise BadInput(f"model: {what()} raised {type(error).__name__}: {error}") from error
-        self._proven = True
 
     def _buffers(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
         """All buffers. Faster per step than `model.named_buffers()`, which walks all modules."""
@@ -267,8 +251,8 @@ class RankPasses(RankRows):
         Gradients are of its share in a joint batch of `total` samples; None: of its own mean.
         """
         inputs, targets = self.given(rows)
-        with self._named_errors(
-            lambda: f"a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)}"
+        with self._first_pass.named_errors(
+            lambda: f"a batch of inputs {shapes(inputs)} and targets {shapes(targets)}"
         ):
             outputs, loss, weight = self._forward(inputs, targets, samples)
             self.actions.done("forward", "exchange")
@@ -309,9 +293,3 @@ class RankPasses(RankRows):
             keep_freed_memory()
         self._updated = True
         return norm_square
-
-
-def _shapes(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_shapes(one)}" for name, one in value.items())
-    return f"{tuple(value.shape)} {value.dtype}".replace("torch.", "")
