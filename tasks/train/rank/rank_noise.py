@@ -47,23 +47,30 @@ class RankNoise(RankValidation):
             self.noise_scale.add(*noise_and_signal(batches, squares, joint_square))
         return len(rows) / sum(map(len, parts))
 
-    def _rank_of(self, rank: int) -> int:
-        """The rank by which a rank's samples are counted: the first stage of its pipeline."""
-        layout = self._layout
-        return rank if self._stage is None else layout.members.index(layout.sharers[rank])
+    @property
+    def _counted_as(self) -> int:
+        """The rank by which its samples are counted: the first stage of its pipeline.
+
+        Of the group in which it last trained: a new one may have formed since.
+        """
+        return self.collective.rank if self._stage is None else self._first_stage(self._leader)
+
+    def _first_stage(self, device: int) -> int:
+        return self._layout.members.index(device)
 
     def _squares(self) -> list[float]:
         """|h_r|² of each rank's samples, as far as this rank has made that gradient."""
-        own, found = self.collective.rank, [0.0] * self.collective.size
-        found[self._rank_of(own)] = self._gradients.own_square + self._layout.own_square
+        found = [0.0] * self.collective.size
+        found[self._counted_as] = self._gradients.own_square + self._layout.own_square
         for rank, square in enumerate(self._layout.squares if self._layout.sharded else []):
-            found[self._rank_of(rank)] += square
+            leader = self._layout.sharers[rank]
+            found[rank if self._stage is None else self._first_stage(leader)] += square
         return found
 
     def _weights(self, weight: float) -> list[float]:
         """By rank: this rank's weight, or what its pipeline's last stage knows of it."""
         found = [0.0] * self.collective.size
-        found[self._rank_of(self.collective.rank)] = weight
+        found[self._counted_as] = weight
         return found
 
     def join_squares(self, *, holds: bool = True) -> None:

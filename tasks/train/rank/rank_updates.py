@@ -65,7 +65,7 @@ class RankUpdates(RankNoise):
 
     def _own_weight(self, sums: StepSums) -> float:
         """w_r of this rank, or of its pipeline."""
-        return sums.weights[self._rank_of(self.collective.rank)]
+        return sums.weights[self._counted_as]
 
     def _share_of(self, sums: StepSums) -> float:
         """w_r / W of this rank."""
