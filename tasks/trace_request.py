@@ -43,7 +43,7 @@ def trace_request(
 ) -> dict[str, Any]:
     """The request for the structure of a model whose source lies in a folder.
 
-    `targets`: where to find real rows of them, see `estimator.trace.real_targets`.
+    `targets`: where to find real rows of them, see `estimator.trace.real_rows`.
     """
     return {
         "folder": str(folder.absolute()),

@@ -37,7 +37,7 @@ from trainwright.estimator.trace.fake_models import RealConstants, quiet_initial
 from trainwright.estimator.trace.layer_work import layer_work
 from trainwright.estimator.trace.loss_check import loss_notice
 from trainwright.estimator.trace.operations import tensors
-from trainwright.estimator.trace.real_targets import real_targets
+from trainwright.estimator.trace.real_rows import real_rows
 from trainwright.estimator.trace.recorder import LayerSeen, Lives, OperationRecorder, Recording
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.training_step import (
@@ -52,6 +52,10 @@ from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
 # cache's folder when it is imported; nothing is compiled.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
 importlib.import_module("torch._dynamo")
+
+
+_MOST_RUN = 1 << 26
+"""The most parameters of a model that runs for the check of its loss"""
 
 
 @dataclass
@@ -180,10 +184,11 @@ def _structure(
         first.recording.operations, second.recording.operations, size, idle
     )
     notice = ""
-    if what.targets is not None and what.definition.loss is not None:
+    if what.rows is not None:
         few, many = (size // what.accumulation, 2 * size // what.accumulation)
         outputs = (few, first.step.outputs), (many, second.step.outputs)
-        notice = loss_notice(what.loss, *outputs, what.targets)
+        small = parameters <= _MOST_RUN
+        notice = loss_notice(what.loss, *outputs, what.rows, what.build if small else None)
     made = Structure(
         loss_notice=notice,
         torch=importlib.metadata.version("torch"),
@@ -253,7 +258,7 @@ def answer(request: dict[str, Any]) -> str:
             request["accumulation"],
             request["label_smoothing"],
         )
-        what = replace(what, targets=real_targets(what, request["targets"]))
+        what = replace(what, rows=real_rows(what, request["targets"]))
         return trace(what, request["batch_size"]).model_dump_json()
     except TrainwrightError as error:
         return json.dumps({"error": error.document()})

@@ -20,6 +20,7 @@ from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.structure import Precision
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.batch_loss import BatchLoss, loss_function
+from trainwright.estimator.trace.checked_rows import RealRows
 from trainwright.estimator.trace.output_forms import forms_of
 from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
@@ -40,8 +41,13 @@ class TrainingStepSpec:
     precision: Precision = "fp32"
     accumulation: int = 1
     label_smoothing: float = 0.0
-    targets: Any = None
-    """real rows of targets, on which the source's loss is checked; None: it is not"""
+    rows: RealRows | None = None
+    """real rows, on which the source's loss is checked; None: it is not"""
+
+    def build(self) -> torch.nn.Module:
+        """The model, in its precision."""
+        with default_dtype(self.precision):
+            return model_source.build(self.definition, self.config)
 
     @property
     def loss(self) -> BatchLoss:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.trace.batch_loss import BatchLoss, loss_function
+from trainwright.estimator.trace.checked_rows import RealRows
 from trainwright.estimator.trace.loss_check import loss_notice
 from trainwright.estimator.trace.output_forms import TensorForm
 from trainwright.estimator.trace.source import ModelDefinition
@@ -93,7 +94,7 @@ TOLD: dict[str, tuple[Case, str]] = {
 def notice(case: Case, weight_of: Callable[[Any], Any] | None = None) -> str:
     loss, shape, targets = case
     forms = [(count, TensorForm((count, *shape), torch.float32)) for count in (4, 8)]
-    return loss_notice(BatchLoss(loss, weight_of, own=True), *forms, targets)
+    return loss_notice(BatchLoss(loss, weight_of, own=True), *forms, RealRows(targets))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -116,6 +117,36 @@ def test_the_given_weight_is_compared_too() -> None:
     assert "its weight is not what it is divided by" in notice(
         case, lambda targets: (targets == 1).sum()
     )
+
+
+class ModelWithLoss(torch.nn.Module):
+    """Its output is its mean loss over tokens, or over samples."""
+
+    def __init__(self, *, over_tokens: bool) -> None:
+        super().__init__()
+        self.over_tokens = over_tokens
+        self.body = torch.nn.Sequential(torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.5))
+        self.out = torch.nn.Linear(12, 12 * 5)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        tags = inputs["tags"]
+        outputs = self.out(self.body(tags.float())).unflatten(1, (12, 5))
+        found: torch.Tensor = (tokens if self.over_tokens else of_rows)(outputs, tags)
+        return found
+
+
+@pytest.mark.parametrize("over_tokens", [True, False])
+def test_the_loss_that_a_model_returns_is_checked_too(*, over_tokens: bool) -> None:
+    forms = [(count, TensorForm((), torch.float32)) for count in (4, 8)]
+    rows = RealRows(PADDED, {"tags": PADDED})
+    found = loss_notice(
+        BatchLoss(lambda outputs, targets: outputs, own=True),
+        *forms,
+        rows,
+        lambda: ModelWithLoss(over_tokens=over_tokens),
+    )
+    assert found.endswith(": return (targets != -100).sum()") is over_tokens
+    assert bool(found) is over_tokens
 
 
 @pytest.mark.parametrize(

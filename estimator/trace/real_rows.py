@@ -1,4 +1,4 @@
-"""Real rows of targets, on which `loss_check` checks a source's loss. Runs the user's code."""
+"""Real rows, on which `loss_check` checks a source's loss. Runs the user's code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import torch  # noqa: TID253 - this is a separate process
 
-from trainwright.estimator.trace.loss_check import MOST_ROWS
+from trainwright.estimator.precision import PARAMETER_DTYPES
+from trainwright.estimator.trace.checked_rows import MOST_ROWS, RealRows
 from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 _READ_S, _LEAST_READ = 1.0, 4
 
 
-def real_targets(what: TrainingStepSpec, asked: Mapping[str, Any] | None) -> Any:
-    """Rows of targets for the check: given ones, of the source's dataset, or of `example_batch`.
+def real_rows(what: TrainingStepSpec, asked: Mapping[str, Any] | None) -> RealRows | None:
+    """Rows for the check: given targets, of the source's dataset, or of `example_batch`.
 
     `asked`: `rows`, or `uri` of what the source's `dataset` reads; None: no check is wanted.
     Returns None if there are none, or the source has no loss of its own.
@@ -26,15 +27,21 @@ def real_targets(what: TrainingStepSpec, asked: Mapping[str, Any] | None) -> Any
         return None
     if "rows" in asked:
         rows = torch.tensor(asked["rows"])
-        return rows.to(torch.get_default_dtype()) if rows.is_floating_point() else rows
+        return RealRows(
+            rows.to(PARAMETER_DTYPES[what.precision]) if rows.is_floating_point() else rows
+        )
     # Data or code that fails is told where it is read to train.
     with contextlib.suppress(Exception):
         if "uri" in asked and definition.dataset is not None:
             part = definition.dataset(asked["uri"], "train", **what.config)
             collate = definition.collate or torch.utils.data.default_collate
-            return collate(_spaced_samples(part))[1]
+            inputs, targets = collate(_spaced_samples(part))
+            if isinstance(inputs, dict) and len(inputs) == 1:  # a model gets a single one as it is
+                [inputs] = inputs.values()
+            return RealRows(targets, inputs)
         if definition.example_batch is not None:
-            return definition.example_batch(MOST_ROWS)[1]
+            inputs, targets = definition.example_batch(MOST_ROWS)
+            return RealRows(targets, inputs)
     return None
 
 
