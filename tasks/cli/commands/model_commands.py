@@ -42,7 +42,7 @@ def extract(
     """Read a model's structure from its code, without allocating its memory."""
     from trainwright.tasks.cli.screens import console
 
-    with console.err.status("tracing a training step"):
+    with console.working("tracing a training step"):
         structure = _structure(model, batch_size, config, optimizer, precision, accumulation)
     if as_json:
         print_model(structure)
