@@ -129,4 +129,5 @@ def _taken(tree: Any, index: torch.Tensor, count: int) -> Any:
 
 
 def _rows_of(tensor: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
-    return tensor.unflatten(0, (count, -1))[index].flatten(0, 1)
+    found: torch.Tensor = tensor.unflatten(0, (count, -1))[index].flatten(0, 1)
+    return found

@@ -211,7 +211,8 @@ def first_targets(spec: DataSpec, most_rows: int, most_numbers: int) -> Array | 
     if targets is None or not len(targets):
         return None
     count = min(len(targets), most_rows, max(4, most_numbers // max(1, targets[0].size)))
-    return targets[np.linspace(0, len(targets) - 1, count).round().astype(int)]
+    chosen: Array = targets[np.linspace(0, len(targets) - 1, count).round().astype(int)]
+    return chosen
 
 
 def say_changes(schema: DataSchema) -> None:
