@@ -15,10 +15,10 @@ from trainwright.tasks.runs.artefacts.step_kinds import ComputeKind, PassKind
 from trainwright.tasks.train.batch.sampling import shares
 from trainwright.tasks.train.passes import keyed_dropout
 from trainwright.tasks.train.passes.keyed_dropout import DropoutPass
+from trainwright.tasks.train.passes.pass_sums import PassSums
 from trainwright.tasks.train.pipeline.stage_shortage import stage_shortage
 from trainwright.tasks.train.pipeline.stage_step import MicroBatch
 from trainwright.tasks.train.pipeline.stage_work import StageWork
-from trainwright.tasks.train.rank.step_sums import PassSums
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.rank.batch_loader import BatchTensors

@@ -26,6 +26,7 @@ from trainwright.tasks.train.exchange.group_exchange import Exchange
 from trainwright.tasks.train.layouts.gradients import GradientSum, clip
 from trainwright.tasks.train.passes import keyed_dropout
 from trainwright.tasks.train.passes.keyed_dropout import DropoutPass
+from trainwright.tasks.train.passes.pass_sums import PassSums
 from trainwright.tasks.train.pipeline.stage_gradients import StageGradients
 from trainwright.tasks.train.pipeline.stage_passes import StagePasses
 from trainwright.tasks.train.pipeline.stage_work import StageWork
@@ -34,7 +35,6 @@ from trainwright.tasks.train.rank.emulated_device import EmulatedDevice
 from trainwright.tasks.train.rank.first_pass import FirstPass, shapes
 from trainwright.tasks.train.rank.loss_scale import LossScale
 from trainwright.tasks.train.rank.rank_rows import RankRows
-from trainwright.tasks.train.rank.step_sums import PassSums
 from trainwright.tasks.train.record.step_actions import StepActions
 from trainwright.tasks.train.request import TrainRequest
 from trainwright.tasks.train.worker_group import sums_on_devices

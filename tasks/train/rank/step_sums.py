@@ -16,17 +16,6 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 
-@dataclass
-class PassSums:
-    """What a rank's passes over its micro-batches add up to."""
-
-    loss: float = 0.0
-    """Σ_p s_p / B, of sums of losses s_p"""
-    correct: float = 0.0
-    weight: float = 0.0
-    """Σ_p w_p; see `estimator.trace.batch_loss`"""
-
-
 @dataclass(frozen=True)
 class StepSums:
     """A rank's part of the sum, or the sum.
