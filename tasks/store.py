@@ -13,20 +13,20 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.runs.artefacts.artefact import Artefact
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
-from trainwright.tasks.runs.artefacts.run_status import Manifest, SealedFile, Status
+from trainwright.tasks.runs.artefacts.run_status import Manifest, SealedFile
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, now
+from trainwright.tasks.runs.sealed_objects import NOT_SEALED, SEALED_APART
 from trainwright.tasks.settings import Settings
-from trainwright.tasks.storage.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.storage.objects import ObjectStore, sha256
 from trainwright.tasks.train.checkpoint import files as checkpoint
 from trainwright.tasks.train.checkpoint.fence import folder_name
 from trainwright.tasks.units import size
@@ -34,9 +34,6 @@ from trainwright.tasks.units import size
 if TYPE_CHECKING:
     import torch
 
-_Sealed = TypeVar("_Sealed", bound=Artefact)
-_SEALED_APART = ("report/", "export/")
-_NOT_SEALED = (Manifest.FILE, Status.FILE)
 _SIGNATURE, _WEIGHTS, _SOURCE = "model/signature.json", "model/model.safetensors", "model/source/"
 
 
@@ -127,7 +124,7 @@ def seal(run: Run, written: Mapping[str, str] = MappingProxyType({})) -> Manifes
     `written`: the digests by key that the files must have when read back. Raises CorruptArtefact
     if a file differs from what was written, or the run is already sealed with other content.
     """
-    manifest = Manifest(run=run.uri, sealed_at=now(), files=_files(run.objects))
+    manifest = Manifest(run=run.uri, sealed_at=now(), files=_files(run.objects.stored))
     for key, digest in written.items():
         if key not in manifest.files or manifest.files[key].sha256 != digest:
             raise CorruptArtefact(f"{run.uri}/{key}: missing, or changed after it was written")
@@ -149,7 +146,7 @@ def verify(run: Run) -> Manifest:
         manifest = run.read(Manifest)
     except FileNotFoundError:
         raise CorruptArtefact(f"{run.uri}: has no manifest.json; the run is not finished") from None
-    found = _files(run.objects)
+    found = _files(run.objects.stored)
     if found != manifest.files:
         raise CorruptArtefact(
             f"{run.uri}: differs from what was sealed: {_differences(manifest.files, found)}"
@@ -161,7 +158,7 @@ def _files(objects: ObjectStore) -> dict[str, SealedFile]:
     return {
         item.key: SealedFile(size=size, sha256=digest)
         for item in objects.list()
-        if item.key not in _NOT_SEALED and not item.key.startswith(_SEALED_APART)
+        if item.key not in NOT_SEALED and not item.key.startswith(SEALED_APART)
         for size, digest in [_measured(objects, item.key)]
     }
 
@@ -187,8 +184,9 @@ def _differences(sealed: dict[str, SealedFile], found: dict[str, SealedFile]) ->
     return "; ".join(parts)
 
 
-def seal_folder(objects: ObjectStore, folder: str) -> None:
+def seal_folder(run: Run, folder: str) -> None:
     """Seal a folder of the run separately (report/, export/<kind>/), whenever it is made."""
+    objects = run.objects.stored
     files = {
         item.key: list(_measured(objects, item.key))
         for item in objects.list(folder)
@@ -205,14 +203,6 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
     objects.put(f"{folder}{Manifest.FILE}", json.dumps(document, indent=1).encode())
 
 
-def sealed_artefact(run: Run, manifest: Manifest, kind: type[_Sealed]) -> _Sealed | None:
-    """A verified artefact of a sealed run; None if it has none. Raises CorruptArtefact."""
-    if kind.FILE not in manifest.files:
-        return None
-    data = get_verified(run.objects, kind.FILE, manifest.files[kind.FILE].sha256)
-    return kind.model_validate_json(data, extra="ignore")
-
-
 def unpack_model(run: Run, files: Mapping[str, SealedFile], folder: Path) -> dict[str, Any]:
     """Put the source of a sealed run's model into a folder. Returns the model's signature.
 
@@ -221,20 +211,18 @@ def unpack_model(run: Run, files: Mapping[str, SealedFile], folder: Path) -> dic
     """
     if _SIGNATURE not in files:
         raise BadInput(f"{run.uri}: has no model")
-    signature: dict[str, Any] = json.loads(
-        get_verified(run.objects, _SIGNATURE, files[_SIGNATURE].sha256)
-    )
+    signature: dict[str, Any] = json.loads(run.objects.get(_SIGNATURE))
     for key in files:
         if key.startswith(_SOURCE):
             path = folder / key.removeprefix(_SOURCE)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(get_verified(run.objects, key, files[key].sha256))
+            path.write_bytes(run.objects.get(key))
     return signature
 
 
-def model_weights(run: Run, signature: Mapping[str, Any]) -> bytes:
-    """The weights of a model with this signature. Raises CorruptArtefact if they were changed."""
-    return get_verified(run.objects, _WEIGHTS, signature["weights_sha256"])
+def model_weights(run: Run) -> bytes:
+    """The weights of a sealed run's model. Raises CorruptArtefact if they were changed."""
+    return run.objects.get(_WEIGHTS)
 
 
 def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> torch.nn.Module:
@@ -252,5 +240,5 @@ def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> 
         model_source.build(model_source.load(folder, signature["entry"]), signature["config"]),
         signature["precision"],
     )
-    model.load_state_dict(load(model_weights(run, signature)))
+    model.load_state_dict(load(model_weights(run)))
     return model.eval()

@@ -16,6 +16,8 @@ from trainwright.infra.process import allow_inspection
 from trainwright.infra.sandbox import Protection, SandboxLimits, kernel
 from trainwright.infra.sandbox.confine import enter_root
 from trainwright.infra.sandbox.fallback import restrict
+from trainwright.infra.sandbox.memory_group import MemoryGroup
+from trainwright.infra.sandbox.refused_calls import refuse_uncounted_memory
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class SandboxConfig:
     readable: Sequence[str]
     folder: str | None
     """its temporary folder, the only writable one; None without protection"""
+    group: MemoryGroup | None = None
+    """counts all its memory; without one, calls that make memory of no process are refused"""
 
 
 def run_first_process(
@@ -41,6 +45,8 @@ def run_first_process(
         if config.protection != "none":
             # If memory runs out, the kernel kills this process first.
             Path("/proc/self/oom_score_adj").write_text("1000")
+        if config.group is not None:
+            config.group.join()
         if config.protection == "own namespaces":
             enter_root(config.readable, config.limits.disk_bytes)
         allow_inspection(False)  # or the worker could take its open files
@@ -107,6 +113,9 @@ def _prepare_worker(config: SandboxConfig, answer: int, output: int, status: int
     if config.protection.endswith("audit hook"):
         assert config.folder is not None
         restrict(config.readable, config.folder)
+    if config.protection != "none" and config.group is None:
+        kernel.no_new_privileges()
+        refuse_uncounted_memory()
 
 
 def _limit(what: int, value: int) -> None:

@@ -74,6 +74,11 @@ def no_new_privileges() -> None:
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
 
 
+def control_process(option: int, kind: int, data: bytes) -> None:
+    """Change this process by `prctl` with a structure."""
+    _checked(_libc.prctl(option, ctypes.c_ulong(kind), data, 0, 0), f"prctl {option}")
+
+
 def drop_capabilities() -> None:
     """Drop all capabilities permanently."""
     with contextlib.suppress(OSError):  # EINVAL: beyond the last capability that the kernel knows

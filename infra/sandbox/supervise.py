@@ -5,8 +5,9 @@ because it enters some of the namespaces itself. Its child is the sandbox's firs
 child is the worker (`inside`).
 
 The kernel limits each process: address space, CPU time, file size. The supervisor limits all
-processes together: number, resident memory, time. The kernel's limit on the number of processes
-does not apply to user 0.
+processes together: number, resident memory, time. A control group counts all memory, files
+included; without the right to make one, memory that belongs to no process is refused. The kernel's
+limit on the number of processes does not apply to user 0.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from trainwright.infra.sandbox import Outcome, Protection, SandboxLimits, Stop, kernel
 from trainwright.infra.sandbox.confine import enter_namespaces, readable_paths
 from trainwright.infra.sandbox.inside import SandboxConfig, run_first_process
+from trainwright.infra.sandbox.memory_group import memory_group
 
 _LOOK_S = 0.1
 _KEPT_BYTES = 4096
@@ -45,7 +47,9 @@ def run(
     os.stat(f"/proc/self/task/{os.getpid()}/children")  # needed for the limits; a kernel option
     paths = [] if protection == "none" else readable_paths(readable)
     with contextlib.ExitStack() as stack:
-        folder = None
+        folder = group = None
+        if protection != "none":
+            group = memory_group(limits.memory_bytes + limits.disk_bytes)
         if protection == "own namespaces":
             folder = "/tmp"
             enter_namespaces()
@@ -53,8 +57,10 @@ def run(
             folder = tempfile.mkdtemp(prefix="trainwright-sandbox-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         kernel.adopt_orphans()
+        if group is not None:
+            stack.callback(group.remove)
         stack.callback(_end_children)
-        config = SandboxConfig(limits, protection, paths, folder)
+        config = SandboxConfig(limits, protection, paths, folder, group)
         return _supervised(work, config, client)
 
 
@@ -69,6 +75,8 @@ def _supervised(work: Callable[[], bytes], config: SandboxConfig, client: int | 
         os.close(one)
     received = {one: bytearray() for one in readers}
     stopped_by = _watch(config, first, received, status, client)
+    if config.group is not None and config.group.exceeded():
+        stopped_by = "memory"
     running = len(list(_descendants(first)))
     _end_children()
     for one in readers:  # every writer has ended, so reading ends

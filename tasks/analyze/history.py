@@ -19,7 +19,7 @@ from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSe
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.report_figures import Report
-from trainwright.tasks.runs.artefacts.run_status import Status
+from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run, list_runs
@@ -69,9 +69,10 @@ def analyze(run: Run, engine: Engine = "dask") -> Report:
     search, validation = run.find(LearningRateSearch), run.find(Validation)
     layout = layout_section(plan, estimate, result) if plan else ""
     html = page(run, report, result, search, validation, table, run.find(Recommendation), layout)
+    run.objects.delete(f"report/{Manifest.FILE}")  # it sealed the earlier report
     run.objects.put(report.html, html.encode())
     run.write(report)
-    seal_folder(run.objects, "report/")
+    seal_folder(run, "report/")
     return report
 
 

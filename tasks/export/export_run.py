@@ -204,7 +204,7 @@ def _store(run: Run, kind: str, folder: Path) -> None:
         old.discard(f"{key}{path.name}")
     for name in old - {f"{key}{Manifest.FILE}"}:
         run.objects.delete(name)
-    seal_folder(run.objects, key)
+    seal_folder(run, key)
 
 
 def _require_empty(out: Path) -> None:

@@ -14,7 +14,7 @@ from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.metric_names import metrics_of
-from trainwright.tasks.store import model_weights, sealed_artefact, unpack_model
+from trainwright.tasks.store import model_weights, unpack_model
 
 
 def open_model(run: Run, folder: Path) -> Exportable:
@@ -31,14 +31,14 @@ def open_model(run: Run, folder: Path) -> Exportable:
         )
     signature = unpack_model(run, manifest.files, folder / "source")
     weights = folder / "model.safetensors"
-    weights.write_bytes(model_weights(run, signature))
-    validation = sealed_artefact(run, manifest, Validation)
-    result = sealed_artefact(run, manifest, Result)
+    weights.write_bytes(model_weights(run))
+    validation = run.find(Validation)
+    result = run.find(Result)
     assert validation is not None  # a model is trained on validated data
     assert validation.data is not None
     assert result is not None  # and a sealed run has a result
     schema = validation.data
-    vocabulary = sealed_artefact(run, manifest, Vocabulary)
+    vocabulary = run.find(Vocabulary)
     metric = _metric(run, schema.task, result)
     mase, mae = result.metrics.get("mase"), result.metrics.get("mae")
     return Exportable(

@@ -28,7 +28,7 @@ from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.store import model_weights, sealed_artefact, unpack_model
+from trainwright.tasks.store import model_weights, unpack_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,11 +80,11 @@ class StoredModel:
                 "step `store` is done"
             )
         signature = unpack_model(run, manifest.files, folder / "source")
-        (folder / "model.safetensors").write_bytes(model_weights(run, signature))
-        validation = sealed_artefact(run, manifest, Validation)
+        (folder / "model.safetensors").write_bytes(model_weights(run))
+        validation = run.find(Validation)
         assert validation is not None  # a model is trained on validated data
         assert validation.data is not None
-        vocabulary = sealed_artefact(run, manifest, Vocabulary)
+        vocabulary = run.find(Vocabulary)
         names = vocabulary.names if vocabulary is not None else {}
         return cls(run, signature, validation.data, names, folder)
 

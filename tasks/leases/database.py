@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +86,8 @@ class Database:
                 lost = error.connection_invalidated or undone
                 if not lost or attempt == _ATTEMPTS:
                     raise self._unreachable(error) from error
-            except (sql.exc.TimeoutError, OSError) as error:  # no free connection; no folder
+            except (sql.exc.TimeoutError, OSError, sqlite3.Error) as error:
+                # no free connection; no folder; locked while the connection was prepared
                 raise self._unreachable(error) from error
         raise AssertionError("the last attempt returns or raises")
 

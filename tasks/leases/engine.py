@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.schema import CreateTable
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.leases.tables import leases, tokens, waiters
+from trainwright.tasks.leases.tables import boots, leases, note_boot, tokens, waiters
 
 IDLE_S = 0.5
 """PostgreSQL ends a transaction that is idle for longer: its client has been stopped."""
@@ -82,8 +82,10 @@ def create_tables(engine: Engine, lock_timeout_s: float) -> None:
         elif backend == "sqlite":
             _write_ahead(connection, lock_timeout_s)
             connection.execute(sql.text("BEGIN IMMEDIATE"))
-        for one in (leases, tokens, waiters):
+        for one in (leases, tokens, waiters, boots):
             connection.execute(CreateTable(one, if_not_exists=True))
+        if backend == "sqlite":
+            note_boot(connection)
         there = {column["name"] for column in sql.inspect(connection).get_columns("leases")}
         for name, kind in _ADDED_COLUMNS:
             if name not in there:

@@ -14,7 +14,6 @@ import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterable
 
 import sqlalchemy as sql
@@ -23,7 +22,7 @@ from sqlalchemy.engine import Connection
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 from trainwright.tasks.leases.database import Database, database_at
 from trainwright.tasks.leases.lease import Lease, insert_leases
-from trainwright.tasks.leases.tables import Holder, alive, clock, leases, moment
+from trainwright.tasks.leases.tables import Holder, alive, clock, leases, moment, since_boot_s
 
 _log = logging.getLogger(__name__)
 
@@ -229,13 +228,13 @@ class Heartbeat:
                 pass
             except Exception:  # noqa: BLE001 - outermost of this thread, which must go on
                 _log.exception("heartbeat of %s failed; it is tried again", self._run)
-            if _clock_s() > self._until:  # the lease must be assumed expired
+            if since_boot_s() > self._until:  # the lease must be assumed expired
                 self.lost.set()
                 return
 
     def still_held(self) -> bool:
         """Renew now: a process that slept past the expiry must not trust its last heartbeat."""
-        asked_at = _clock_s()
+        asked_at = since_boot_s()
         held = self._ledger.renew(
             self._run, self._resources, self._ttl_s, holder=self._holder, token=self._token
         )
@@ -248,7 +247,7 @@ class Heartbeat:
         try:
             return not self.lost.is_set() and self.still_held()
         except ServiceUnreachable:
-            return _clock_s() < self._until
+            return since_boot_s() < self._until
 
     def __enter__(self) -> Heartbeat:
         if not self.still_held():
@@ -259,8 +258,3 @@ class Heartbeat:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join(timeout=5)
-
-
-def _clock_s() -> float:
-    """Seconds on a clock that is never adjusted, and that runs while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

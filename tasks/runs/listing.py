@@ -13,7 +13,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_job import RunJob
-from trainwright.tasks.runs.artefacts.run_status import Manifest, RunState, Status
+from trainwright.tasks.runs.artefacts.run_status import RunState, Status
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.run_state import shown_state
@@ -190,7 +190,7 @@ class Listing:
         row = row_of(run)
         if row is None or row.state == "running":
             return _Kept(row, status, now + FRESH_S)
-        sealed = row.state == "success" and run.find(Manifest) is not None
+        sealed = row.state == "success" and run.finished()
         return _Kept(row, status, math.inf if sealed else now + ENDED_FRESH_S)
 
 
@@ -201,12 +201,12 @@ def row_of(run: Run) -> RunRow | None:
         if status is None:
             return None
         result = run.find(Result)
+        plan = job = None
+        with _useful_without(run):
+            plan = run.find(Plan) if result is None else None
+            job = run.find(RunJob) if result is not None else None
     except CorruptArtefact:
         return RunRow(run=run.uri, id=run.id, job=run.job_name, state="damaged")
-    plan = job = None
-    with contextlib.suppress(CorruptArtefact):  # the row is useful without it
-        plan = run.find(Plan) if result is None else None
-        job = run.find(RunJob) if result is not None else None
     row = RunRow(
         run=run.uri,
         id=run.id,
@@ -230,7 +230,7 @@ def row_of(run: Run) -> RunRow | None:
     if result is not None:
         target = job.train.target if job is not None else None
         found |= {
-            "stored": run.has(Manifest),
+            "stored": run.finished(),
             "metrics": result.metrics,
             "leading_metric": leading_metric(result.metrics, target.metric if target else None),
             "duration_s": result.measured.duration_s,
@@ -242,3 +242,13 @@ def row_of(run: Run) -> RunRow | None:
             "steps": result.steps,
         }
     return row.model_copy(update=found)
+
+
+@contextlib.contextmanager
+def _useful_without(run: Run) -> Iterator[None]:
+    """Around reading what a row can lack, unless the run is sealed."""
+    try:
+        yield
+    except CorruptArtefact:
+        if run.finished():
+            raise

@@ -28,6 +28,7 @@ from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.model import ModelSource, find_model, write_model
+from trainwright.tasks.runs.sealed_objects import SealedObjects
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line, validated
 from trainwright.tasks.spec.job import Job, JobName
@@ -54,7 +55,10 @@ AnyArtefact = TypeVar("AnyArtefact", bound=BaseModel)
 
 
 class Run:
-    """A run folder. `objects` is rooted at it: the key `plan.json` is the run's plan."""
+    """A run folder. `objects` is rooted at it: the key `plan.json` is the run's plan.
+
+    What a manifest seals is checked whenever it is read, and raises CorruptArtefact if changed.
+    """
 
     def __init__(self, uri: str, settings: Settings) -> None:
         match = _URI.match(uri)
@@ -66,7 +70,7 @@ class Run:
         self.uri = uri.rstrip("/")
         self.store_uri, self.job_name, self.id = match["store"], match["job"], match["id"]
         self.settings = settings
-        self.objects: ObjectStore = open_store(self.uri, settings)
+        self.objects = SealedObjects(open_store(self.uri, settings))
 
     def __repr__(self) -> str:
         return f"Run({self.uri!r})"
@@ -103,7 +107,7 @@ class Run:
 
     def finished(self) -> bool:
         """Whether the run is sealed."""
-        return self.has(Manifest)
+        return self.objects.sealed()
 
     def job(self) -> Job:
         """The run's job; with a recommended model, its recipe fills what the user did not set."""

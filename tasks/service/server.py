@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Mapping
 
@@ -11,7 +12,18 @@ from trainwright.infra.process import allow_inspection
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import BearerTokens, Role
+from trainwright.tasks.service.connections import (
+    ConnectionLimits,
+    OncePerEpisode,
+    bounded_protocol,
+)
 from trainwright.tasks.service.service import Service
+
+_BACKLOG = 128
+"""Connections that the kernel keeps for us. asyncio also accepts so many at once, and logs as many
+errors if no more files can be opened."""
+_REPEATING = ("uvicorn.error", "asyncio", "trainwright.tasks.service.connections")
+"""loggers to which each client could write a line per request"""
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -20,7 +32,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise BadInput(f"--port: got {port}; allowed: 0 to 65535")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         # asyncio sets TCP_NODELAY only on sockets that name their protocol. Without it, every
         # answer waits 40 ms for an acknowledgement (Nagle's algorithm).
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,14 +60,22 @@ async def serve(
     try:
         await service.start()
         ready(service.tracer.sandbox.protection)
+        limits = ConnectionLimits()
         config = uvicorn.Config(
             app,
+            http=bounded_protocol(limits),
+            ws="none",
+            h11_max_incomplete_event_size=limits.head_bytes,
+            timeout_keep_alive=limits.keep_alive_s,
+            backlog=_BACKLOG,
             access_log=False,
             log_level="warning",
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=5,
         )
+        for name in _REPEATING:
+            logging.getLogger(name).addFilter(OncePerEpisode())
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:
         service.close()

@@ -44,9 +44,12 @@ def own_children() -> list[psutil.Process]:
 
 
 @contextmanager
-def serving(function: str, **options: Any) -> Iterator[SandboxServer]:
+def serving(
+    function: str, variables: dict[str, str] | None = None, **options: Any
+) -> Iterator[SandboxServer]:
     """A server for a function of `sandbox_functions`."""
     environment = scrubbed_environment() | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment |= variables or {}
     name = f"sandbox_functions:{function}"
     with SandboxServer(name, environment=environment, **options) as server:
         yield server
@@ -140,6 +143,21 @@ def test_an_answer_that_is_too_large_is_stopped() -> None:
         limits = SandboxLimits(timeout_s=60, memory_bytes=2**30, disk_bytes=2**20)
         outcome = server.ask({"text": "x" * 2**22}, limits)
     assert (outcome.stopped_by, outcome.answer) == ("disk", b"")
+
+
+@pytest.mark.parametrize("function", ["fill_file_in_memory", "fill_segment"])
+@pytest.mark.parametrize("groups", ["any", "none"])
+def test_memory_that_no_process_maps_is_limited(function: str, groups: str) -> None:
+    limits = SandboxLimits(timeout_s=60, memory_bytes=2**28, disk_bytes=2**24)
+    with serving(function, {"GROUPS_OF_MEMORY": groups}) as server:
+        server.wait_ready()
+        much = server.ask({"mebibytes": 512}, limits)
+        assert not much.answer
+        if groups == "none":  # or no group can be made here
+            assert "Function not implemented" in much.last_line
+        elif "Function not implemented" not in much.last_line:
+            assert much.stopped_by == "memory"
+            assert server.ask({"mebibytes": 16}, limits).answer == b"written"
 
 
 def test_a_function_that_can_not_be_imported_is_an_error_with_its_cause() -> None:

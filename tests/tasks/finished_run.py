@@ -301,7 +301,7 @@ def write_export(run: Run) -> ExportReport:
     )
     run.objects.put("export/onnx/model.onnx", b"a model")
     run.objects.put("export/onnx/report.json", report.model_dump_json().encode())
-    seal_folder(run.objects, "export/onnx/")
+    seal_folder(run, "export/onnx/")
     return report
 
 

@@ -15,13 +15,18 @@ import torch
 from finished_run import begin_run, finished_training, local_path, write_checkpoints, write_outcome
 
 from trainwright.infra.s3_server import S3Access
+from trainwright.tasks.analyze.history import analyze
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
-from trainwright.tasks.runs.run import Run
+from trainwright.tasks.runs.artefacts.training_result import Result
+from trainwright.tasks.runs.listing import row_of
+from trainwright.tasks.runs.run import Run, replayed
+from trainwright.tasks.runs.sealed_objects import SealedObjects
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.store import load_model, save_model, seal, seal_folder, verify, work
+from trainwright.tasks.summary import summary
 
 
 @pytest.fixture
@@ -173,7 +178,8 @@ class Counting(FolderStore):
 
 def test_sealing_reads_every_object_back_once(store: str, home: Path) -> None:
     run = finished_training(store)
-    run.objects = objects = Counting(local_path(run, ""))
+    objects = Counting(local_path(run, ""))
+    run.objects = SealedObjects(objects)
     reference = work(RunContext(run, Holder("me")))
     manifest = run.read(Manifest)
     assert reference["files"] == len(manifest.files)
@@ -229,6 +235,46 @@ def test_a_changed_run_is_refused_and_the_file_is_named(
         load_model(sealed.uri, tmp_path / "code")
 
 
+READERS: dict[str, Callable[[Run], object]] = {
+    "show": summary,
+    "analyze": analyze,
+    "replay": lambda run: replayed(run.uri, run.job(), run.settings),
+    "open": lambda run: run.find(Result),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_whoever_reads_a_changed_file_of_a_sealed_run_is_told(
+    sealed: Run, reader: str, damage: str
+) -> None:
+    file = local_path(sealed, "result.json")
+    if damage == "changed":
+        file.write_text(file.read_text().replace("0.9", "0.8"))
+    else:
+        file.unlink()
+    with pytest.raises(CorruptArtefact, match=rf"result\.json: {damage}.*; restore the file"):
+        READERS[reader](doors.run_at(sealed.uri))
+    row = row_of(doors.run_at(sealed.uri))
+    assert row is not None
+    assert row.state == "damaged"
+
+
+def test_a_file_added_to_a_sealed_run_is_not_read(sealed: Run) -> None:
+    sealed.objects.put("lr_search.json", b"{}")
+    with pytest.raises(CorruptArtefact, match="is not among the files that were sealed"):
+        summary(sealed)
+
+
+def test_a_report_changed_after_it_was_sealed_is_not_shown(sealed: Run) -> None:
+    sealed.objects.put("report/report.html", b"as written")
+    seal_folder(sealed, "report/")
+    assert sealed.objects.get("report/report.html") == b"as written"
+    sealed.objects.put("report/report.html", b"changed")
+    with pytest.raises(CorruptArtefact, match=r"report\.html: changed .*`trainwright analyze`"):
+        sealed.objects.get("report/report.html")
+
+
 def test_changed_source_is_never_run(sealed: Run, tmp_path: Path) -> None:
     mark = tmp_path / "it-ran"
     local_path(sealed, "model/source/m.py").write_text(f"open({str(mark)!r}, 'w')\n")
@@ -252,7 +298,7 @@ def test_a_separately_sealed_folder_lists_its_files_by_relative_name(store: str)
     run = finished_training(store)
     for content in (b"first", b"second"):
         run.objects.put("report/report.html", content)
-        seal_folder(run.objects, "report/")
+        seal_folder(run, "report/")
         files = json.loads(run.objects.get("report/manifest.json"))["files"]
         assert files == {
             "report.html": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -19,9 +19,9 @@ from trainwright.tasks.cli.screens.runs.run_screen import show_run
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_job import RunJob
-from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.store import seal
 from trainwright.tasks.summary import summary
 
 RATE = LearningRateSearch(
@@ -157,7 +157,7 @@ def test_a_training_that_was_not_stored_says_so(home: Path, tmp_path: Path) -> N
     assert (document["state"], document["manifest"]) == ("success", None)
     assert "state trained, not stored" in lines
     assert "not stored" in command("runs", "--store", run.store_uri).stdout
-    run.write(Manifest(run=run.uri, sealed_at="now", files={}))
+    seal(run)
     assert "state success" in shown(run)[1]
     assert "not stored" not in command("runs", "--store", run.store_uri).stdout
 

@@ -46,6 +46,7 @@ from trainwright.infra.lock import locked
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.train.awake import Awake
 from trainwright.tasks.train.channel import VARIABLE
 
 BEAT_S = 5.0
@@ -155,8 +156,8 @@ class HostAgent:
 
     def _watch(self) -> None:
         """Send heartbeats and appended events; end everything after a silence of the launcher."""
-        beat_at, told = -BEAT_S, False
-        while time.monotonic() - self._last_message_at < SILENCE_S:
+        beat_at, told, awake = -BEAT_S, False, Awake()
+        while time.monotonic() - max(self._last_message_at, awake.since()) < SILENCE_S:
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
                 self.send("beat")

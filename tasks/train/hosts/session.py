@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.train.awake import Awake
 from trainwright.tasks.train.hosts.agent import BEAT_S
 from trainwright.tasks.train.hosts.host_engine import HostEngine, HostRequest
 from trainwright.tasks.train.hosts.host_stream import HostStream
@@ -219,11 +220,15 @@ class Session:
 
         And see whether the engine takes the host back.
         """
+        awake = Awake()
         while not self._closed.wait(_LOOK_S):
+            awake_since = awake.since()
             if not self.ending and self._engine.takes_back(self._stream.written()):
                 self.ending = True
             since = self._listening_since
-            if since is not None and time.monotonic() - since > self._engine.silence_s:
+            if since is None:
+                continue
+            if time.monotonic() - max(since, awake_since) > self._engine.silence_s:
                 self.hang_up(f"no message for {self._engine.silence_s:g} s")
                 return
 

@@ -19,6 +19,7 @@ from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.replan.next_layout import LayoutPlanner, NextLayout, StagePlanner
 from trainwright.tasks.errors import RunHeld, TrainwrightError
+from trainwright.tasks.train.awake import Awake
 from trainwright.tasks.train.channel import STOP_SIGNAL
 from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.launcher.group_layout import GroupLayouts
@@ -80,6 +81,7 @@ class Launcher:
         self._used: defaultdict[int, Usage] = defaultdict(Usage)
         """per device, by its processes that have ended"""
         self._lease_checked_at = time.monotonic()
+        self._awake = Awake()
         self._oom_kills = kernel_oom_kills()
 
     @property
@@ -128,7 +130,8 @@ class Launcher:
         events = [*self._launch_events(), *self._host_events()]
         for process in reporting:
             events += self._events_of(process)
-        self._handle(*events, event.Tick(time.monotonic()))
+        since = self._awake.since()
+        self._handle(*events, event.Tick(time.monotonic(), since))
 
     def _handle(self, *events: event.MembershipEvent) -> None:
         self._to_do += self._membership.handle(*events)

@@ -5,6 +5,7 @@ The launcher makes them from messages, ended processes, lost hosts and the clock
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from trainwright.tasks.errors import TrainwrightError
@@ -20,6 +21,9 @@ class MembershipEvent:
 @dataclass(frozen=True)
 class Tick(MembershipEvent):
     """Time has passed and all earlier messages are handled: check timeouts."""
+
+    awake_since: float = -math.inf
+    """since when the launcher runs without a stop; silence before that does not count"""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -100,6 +101,7 @@ class MembershipState:
     ) -> None:
         self.policy, self.faults, self.devices = policy, policy.faults, policy.devices
         self.now = 0.0
+        self.awake_since = -math.inf
         self.ended = False
         self.instructions: list[Instruction] = []
         self.checkpoint, self.committed = checkpoint, committed

@@ -273,16 +273,17 @@ def _(lost: event.LeaseLost, state: MembershipState) -> None:
 @apply.register
 def _(tick: event.Tick, state: MembershipState) -> None:
     """Enforce the timeouts of stops and of hung ranks."""
+    state.awake_since = tick.awake_since
     if state.stop_asked_at is not None:
         grace_s = STOP_GRACE_S + (SAVE_GRACE_S if state.saving else 0.0)
-        if tick.now - state.stop_asked_at > grace_s:
+        if tick.now - max(state.stop_asked_at, tick.awake_since) > grace_s:
             raise Interrupted(
                 "stopped; the current step took too long, so the last checkpoint is the one "
                 "before it"
             )
     if (
         state.leaving_since is not None
-        and tick.now - state.leaving_since > watchdog.ABORT_S
+        and tick.now - max(state.leaving_since, tick.awake_since) > watchdog.ABORT_S
         and any(rank.status == "ready" for rank in state.present())
     ):
         _abort(state)  # some ranks have left, but the others do not

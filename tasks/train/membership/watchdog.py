@@ -8,6 +8,7 @@ a connection hangs: the watchdog kills one rank, so that the others' sums fail a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainwright.tasks.runs.artefacts.plan import PlannedDevice
 from trainwright.tasks.train.membership.state import MembershipState, RankState
@@ -45,12 +46,26 @@ def hung(state: MembershipState) -> Hung:
     found = [
         (rank, f"sent no heartbeat for {LOADING_S:.0f} s while loading and was killed")
         for rank in state.loading()
-        if state.now - rank.heard_at > LOADING_S
+        if state.now - max(rank.heard_at, state.awake_since) > LOADING_S
     ]
+    members = [_since_waking(rank, state) for rank in state.inside()]
     if state.aborted_at is None:
-        return found + hung_members(state.inside(), state.now, timeout_s)
-    aborted_s = state.now - state.aborted_at
-    return found + stuck_members(state.inside(), state.now, timeout_s, aborted_s)
+        hanging = hung_members(members, state.now, timeout_s)
+    else:
+        aborted_s = state.now - max(state.aborted_at, state.awake_since)
+        hanging = stuck_members(members, state.now, timeout_s, aborted_s)
+    return found + [(state.ranks[rank.number], reason) for rank, reason in hanging]
+
+
+def _since_waking(rank: RankState, state: MembershipState) -> RankState:
+    """A rank as if it and the others had waited only since the launcher runs again."""
+    awake_s = state.now - state.awake_since
+    return replace(
+        rank,
+        heard_at=max(rank.heard_at, state.awake_since),
+        waits_s=None if rank.waits_s is None else min(rank.waits_s, awake_s),
+        computes_s=None if rank.computes_s is None else min(rank.computes_s, awake_s),
+    )
 
 
 def hung_members(members: Sequence[RankState], now: float, timeout_s: float) -> Hung:

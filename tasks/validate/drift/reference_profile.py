@@ -48,16 +48,18 @@ def find_reference(job: Job, store_uri: str, settings: Settings) -> ReferencePro
     if job.data.reference is not None:
         return named_reference(job.data, store_uri, settings)
     alias = (job.promotion or Promotion()).alias
+    promoted = None
     with contextlib.suppress(CorruptArtefact, BadInput):  # `promote` reports a damaged alias
-        promoted, _ = find_alias(open_store(store_uri, settings), job.name, alias)
-        if promoted is not None and (found := _reference(Run(promoted.run, settings))) is not None:
-            return found
+        alias_value, _ = find_alias(open_store(store_uri, settings), job.name, alias)
+        promoted = None if alias_value is None else Run(alias_value.run, settings)
+    if promoted is not None and (found := _unless_damaged(promoted)) is not None:
+        return found
     for run in list_runs(store_uri, settings, job.name)[:_MOST_RUNS]:
-        with contextlib.suppress(CorruptArtefact):  # an earlier run may serve
-            if run.finished() and run.status().state == "success":
-                found = _reference(run)
-                if found is not None:
-                    return found
+        with contextlib.suppress(CorruptArtefact):  # without a status, an earlier run may serve
+            if not run.finished() or run.status().state != "success":
+                continue
+            if (found := _unless_damaged(run)) is not None:
+                return found
     return None
 
 
@@ -101,6 +103,15 @@ def _reference(run: Run) -> ReferenceProfile | None:
     if validation is None or validation.profile is None:
         return None
     return ReferenceProfile(run.uri, validation.profile)
+
+
+def _unless_damaged(run: Run) -> ReferenceProfile | None:
+    """The run's profile; a notice and None if it is damaged."""
+    try:
+        return _reference(run)
+    except CorruptArtefact as error:
+        progress.emit("notice", message=f"drift: the data is not compared with a run: {error}")
+        return None
 
 
 def with_drift(

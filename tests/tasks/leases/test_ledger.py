@@ -52,6 +52,21 @@ def test_a_lease_takes_all_resources_or_none_and_names_the_holder(url: str) -> N
     assert [lease.resource for lease in ledger.held()] == ["device a"]
 
 
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_setting_the_machines_clock_ends_no_lease_and_prolongs_none(
+    url: str, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    ledger, ours, wall_s = Ledger(url), Holder("alice", os.getpid()), time.time
+    ledger.take(["device a"], ours, "run-1")
+    ledger.take(["device b"], Holder("carol"), "run-3", ttl_s=0.2)
+    monkeypatch.setattr(time, "time", lambda: wall_s() + jump_s)
+    with pytest.raises(RunHeld, match="device a is held by alice"):
+        ledger.take(["device a"], Holder("bob"), "run-2")
+    while ledger.holds("run-3", "device b"):
+        time.sleep(0.05)
+    assert ledger.renew("run-1", ["device a"])
+
+
 def test_a_run_that_leases_its_resources_again_gets_a_larger_token(url: str) -> None:
     ledger = Ledger(url)
     first = ledger.take(["device a"], Holder("alice"), "run-1")

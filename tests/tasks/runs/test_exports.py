@@ -30,11 +30,11 @@ def test_figures_that_are_not_finite_are_read_back(run: Run) -> None:
     }
     report = write_export(run).model_copy(update=changes)
     run.objects.put(REPORT, report.model_dump_json().encode())
-    seal_folder(run.objects, "export/onnx/")
+    seal_folder(run, "export/onnx/")
     assert sealed_exports(run) == [report]
     nan = report.model_copy(update={"max_error": math.nan})
     run.objects.put(REPORT, nan.model_dump_json().encode())
-    seal_folder(run.objects, "export/onnx/")
+    seal_folder(run, "export/onnx/")
     [found] = sealed_exports(run)
     assert math.isnan(found.max_error)
 
@@ -48,7 +48,7 @@ def test_an_export_without_its_seal_does_not_count(run: Run) -> None:
 def test_a_report_that_changed_after_it_was_sealed_is_damaged(run: Run) -> None:
     changed = write_export(run).model_copy(update={"agreement": 0.5})
     run.objects.put(REPORT, changed.model_dump_json().encode())
-    with pytest.raises(CorruptArtefact, match=r"report\.json: missing or damaged"):
+    with pytest.raises(CorruptArtefact, match=r"report\.json: changed since it was sealed"):
         sealed_exports(run)
 
 
@@ -70,8 +70,8 @@ def test_a_file_is_the_sealed_one_or_damaged(run: Run) -> None:
         with pytest.raises(FileNotFoundError, match="has no export"):
             exported_file(run, kind, name)
     run.objects.put("export/onnx/model.onnx", b"another model")
-    with pytest.raises(CorruptArtefact, match=r"model\.onnx: missing or damaged; `trainwright exp"):
+    with pytest.raises(CorruptArtefact, match=r"model\.onnx: changed .*; `trainwright export`"):
         exported_file(run, "onnx", "model.onnx")
     run.objects.delete("export/onnx/model.onnx")
-    with pytest.raises(CorruptArtefact, match=r"model\.onnx: missing or damaged"):
+    with pytest.raises(CorruptArtefact, match=r"model\.onnx: missing; `trainwright export`"):
         exported_file(run, "onnx", "model.onnx")

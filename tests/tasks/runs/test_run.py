@@ -14,9 +14,10 @@ from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts.plan import Plan
-from trainwright.tasks.runs.artefacts.run_status import Manifest, Status
+from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.runs.run import Run, list_runs, open_run, resolve
 from trainwright.tasks.spec.job import Job, load_job
+from trainwright.tasks.store import seal
 
 ME, OTHER = Holder("me"), Holder("other")
 
@@ -46,7 +47,7 @@ def freed() -> None:
 
 
 def finish(run: Run) -> None:
-    run.write(Manifest(run=run.uri, sealed_at="now", files={}))
+    seal(run)
     run.note(state="success")
 
 
@@ -226,7 +227,7 @@ def test_a_run_that_is_trained_and_not_stored_is_continued(job: Job, store: str)
 
 def test_a_sealed_run_without_a_report_is_continued(job: Job, store: str) -> None:
     first = open_run(job, doors.settings(), ME, store)
-    first.write(Manifest(run=first.uri, sealed_at="now", files={}))
+    seal(first)
     freed()
     assert open_run(job, doors.settings(), OTHER, store).uri == first.uri
 

@@ -16,10 +16,10 @@ from trainwright.tasks import progress
 from trainwright.tasks.cli.main import app
 from trainwright.tasks.errors import BadInput, DataRejected
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts.run_status import Manifest
 from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import load_job
+from trainwright.tasks.store import seal
 from trainwright.tasks.validate.step import validate_data
 
 
@@ -52,7 +52,7 @@ def validated_run(folder: Path, **data: Any) -> Run:
 
 
 def succeeded(done: Run) -> str:
-    done.write(Manifest(run=done.uri, sealed_at="now", files={}))
+    seal(done)
     done.note(state="success")
     return done.uri
 

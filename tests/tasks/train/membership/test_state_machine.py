@@ -648,6 +648,21 @@ def test_a_rank_that_hangs_is_killed_with_the_reason_and_replaced(hang: Any, why
     assert [group.members for group in groups(ranks)][:2] == [[0, 2], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("waits", [None, 75.0])
+def test_a_launcher_that_was_stopped_kills_no_rank_for_the_silence_meanwhile(
+    waits: float | None,
+) -> None:
+    ranks = training(2)
+    woke = ranks.now + 75
+    if waits is not None:  # the others waited for an answer of the launcher
+        ranks.tell(event.RankHeartbeat(woke, 0, waits, None, False))
+    ranks.tell(event.Tick(woke, awake_since=woke))
+    ranks.tell(event.Tick(woke + 50, awake_since=woke))
+    assert kills(ranks) == {}
+    ranks.tell(event.Tick(woke + 61, awake_since=woke))
+    assert set(kills(ranks)) == {0, 1} if waits is None else kills(ranks)
+
+
 def test_heartbeats_of_the_last_group_do_not_count_in_the_next() -> None:
     ranks = training(2)
     ranks.tell(event.RankHeartbeat(ranks.now, 0, 61.0, None, False))
