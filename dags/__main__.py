@@ -19,9 +19,11 @@ def main() -> int:
     gc.set_threshold(100_000, 50, 100)
     from airflow.sdk import DagRunState
 
+    from trainwright.infra.private_files import keep_private
     from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.errors import TrainwrightError
 
+    keep_private()
     try:
         settings_of(connection_ids())
     except TrainwrightError as error:

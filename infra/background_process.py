@@ -71,6 +71,7 @@ class BackgroundProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
             )
         record = {"pid": child.pid, "started": _start_time(child.pid)}
         write_private(self._record, json.dumps(record))

@@ -6,10 +6,26 @@ import os
 from pathlib import Path
 
 
+def keep_private() -> None:
+    """Let only their owner use the files and folders that this process and its children make."""
+    os.umask(0o077)
+
+
 def private_folder(path: Path) -> Path:
-    """Create a folder that only its owner may open."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Create a folder that only its owner may open, and so its missing parents."""
+    new_private_folders(path)
     path.chmod(0o700)
+    return path
+
+
+def new_private_folders(path: Path) -> Path:
+    """Create a folder and its missing parents, which only their owner may open.
+
+    A folder that exists keeps its mode: its owner may have shared it.
+    """
+    for folder in reversed((path, *path.parents)):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
     return path
 
 

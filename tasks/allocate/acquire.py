@@ -21,7 +21,9 @@ from trainwright.tasks.errors import (
     MustWait,
     Preempted,
     RunHeld,
+    ServiceUnreachable,
     TrainingFailed,
+    TrainwrightError,
 )
 from trainwright.tasks.estimate import memory_limits
 from trainwright.tasks.leases.ledger import TTL_S, Heartbeat
@@ -196,6 +198,17 @@ class Claim:
         """Whether the run and its devices are still held, as far as the ledger answers."""
         return all(one.mine() for one in self.heartbeats)
 
+    def lost(self, said: str) -> TrainwrightError:
+        """The error of a lost lease: that the ledger did not answer, or else RunHeld."""
+        for one in self.heartbeats:
+            if one.unreachable is not None:
+                return ServiceUnreachable(
+                    f"{one.unreachable}; the lease on the devices expired meanwhile, and the last "
+                    "checkpoint is kept: run it again to continue",
+                    **one.unreachable.details,
+                )
+        return RunHeld(said)
+
 
 def on_devices(
     context: RunContext,
@@ -240,8 +253,10 @@ def on_devices(
             try:
                 done = work(AnyOf(context.stop, heartbeat.revoked), claim)
                 if not claim():
-                    raise RunHeld(f"the lease on the devices was lost during {what}")
+                    raise claim.lost(f"the lease on the devices was lost during {what}")
                 return done
+            except RunHeld as error:
+                raise claim.lost(str(error)) from error
             except TrainingFailed as error:
                 if again is None or "most_batch_sizes" not in error.details:
                     raise

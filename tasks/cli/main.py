@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.infra.private_files import keep_private
 from trainwright.tasks.cli import pool_commands
 from trainwright.tasks.cli.commands import (
     doctor_command,
@@ -110,6 +111,7 @@ def main() -> None:
     wants_json, debug = "--json" in sys.argv, "--debug" in sys.argv
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     keep_stdout()
+    keep_private()
     try:
         code = app(prog_name="trainwright", standalone_mode=False)
         if code == INTERRUPTED:  # typer returns this on Ctrl-C

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ import sqlalchemy as sql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.schema import CreateTable
 
+from trainwright.infra.private_files import new_private_folders
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.tables import boots, leases, note_boot, tokens, waiters
 
@@ -75,7 +78,10 @@ def create_tables(engine: Engine, lock_timeout_s: float) -> None:
     """Create missing tables. Several processes may do so at once."""
     backend = engine.dialect.name
     if backend == "sqlite" and engine.url.database:
-        Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
+        file = Path(engine.url.database)
+        new_private_folders(file.parent)
+        with contextlib.suppress(OSError):  # SQLite says what is wrong with it
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
     with engine.begin() as connection:
         if backend == "postgresql":
             connection.execute(sql.text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))

@@ -211,6 +211,8 @@ class Heartbeat:
         self._holder, self._token = holder, token
         self._until = -math.inf
         self.lost = threading.Event()
+        self.unreachable: ServiceUnreachable | None = None
+        """why the last renewal failed, if the ledger did not answer"""
         self.revoked = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True)
@@ -224,8 +226,8 @@ class Heartbeat:
                 if self._ledger.revoked_by(self._run) is not None:
                     self.revoked.set()
                 continue
-            except ServiceUnreachable:
-                pass
+            except ServiceUnreachable as error:
+                self.unreachable = error
             except Exception:  # noqa: BLE001 - outermost of this thread, which must go on
                 _log.exception("heartbeat of %s failed; it is tried again", self._run)
             if since_boot_s() > self._until:  # the lease must be assumed expired
@@ -238,6 +240,7 @@ class Heartbeat:
         held = self._ledger.renew(
             self._run, self._resources, self._ttl_s, holder=self._holder, token=self._token
         )
+        self.unreachable = None
         if held:
             self._until = asked_at + self._ttl_s
         return held
@@ -246,7 +249,8 @@ class Heartbeat:
         """Whether the leases are still held. If the ledger is unreachable: until they expire."""
         try:
             return not self.lost.is_set() and self.still_held()
-        except ServiceUnreachable:
+        except ServiceUnreachable as error:
+            self.unreachable = error
             return since_boot_s() < self._until
 
     def __enter__(self) -> Heartbeat:

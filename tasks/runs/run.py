@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainwright.estimator.near_names import meant
 from trainwright.estimator.structure import Structure
+from trainwright.infra.private_files import new_private_folders, private_folder
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
 from trainwright.tasks.leases.ledger import Holder, Ledger
@@ -131,9 +132,8 @@ class Run:
 
     def work_folder(self) -> Path:
         """The run's work folder, created if needed. Steps must survive the loss of its content."""
-        folder = self.work_path
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        private_folder(self.settings.home)
+        return new_private_folders(self.work_path)
 
     def model(self) -> ModelSource:
         """The run's model. Raises BadInput if there is none yet, CorruptArtefact if changed."""

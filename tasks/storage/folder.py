@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainwright.infra.private_files import new_private_folders
 from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.storage.objects import Content, ObjectInfo, checked_key, sha256
 
@@ -77,7 +78,7 @@ class FolderStore:
         target = self._path(key)
         name = ""
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            new_private_folders(target.parent)
             descriptor, name = tempfile.mkstemp(prefix=".part-", dir=target.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)

@@ -124,7 +124,7 @@ def test_a_retry_attaches_after_a_killed_worker_and_resumes_after_a_killed_launc
     process.kill()
     until("no rank is left", lambda: not ranks(run), 60)
     assert second.wait(300) != 0  # Interrupted, which a retry continues
-    with pytest.raises(Interrupted, match="exited without reporting an error"):
+    with pytest.raises(Interrupted, match="the training process was killed"):
         background.raise_failure(run)
     assert doors.ledger().held("device ") == []
     third = start_worker(run)

@@ -24,11 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.infra.process import dying_with_parent
+from trainwright.infra.sandbox.client import scrubbed_environment
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainwrightError, Unauthorized
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.service.records.run_records import NotFound
 
 MOST = 2
+_BEGIN = """
+import sys
+sys.argv = ["tensorboard", *sys.stdin.read().splitlines()]
+from tensorboard.main import run_main
+run_main()
+"""
+"""Its options are its input, because every user of the machine may read a process's arguments."""
 _START_S = 60.0
 _ANSWER_S = 60.0
 _ADDRESS = re.compile(rb"at http://127\.0\.0\.1:(\d+)/")
@@ -137,27 +145,21 @@ def _start(run: Run) -> TensorBoard:
         for key in keys:
             run.objects.get_file(key, copy / Path(key).name)
     secret = secrets.token_urlsafe(32)
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(folder),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--path_prefix",
-        f"/{secret}",
-        "--load_fast",
-        "false",
-        "--reload_interval",
-        "5",
-    ]
-    with tempfile.TemporaryFile() as log:
+    options = {
+        "logdir": folder,
+        "host": "127.0.0.1",
+        "port": 0,
+        "path_prefix": f"/{secret}",
+        "load_fast": "false",
+        "reload_interval": 5,
+    }
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as given:
+        given.write("\n".join(f"--{name}={value}" for name, value in options.items()).encode())
+        given.seek(0)
         process = subprocess.Popen(
-            dying_with_parent(command),
-            stdin=subprocess.DEVNULL,
+            dying_with_parent([sys.executable, "-P", "-c", _BEGIN]),
+            env=scrubbed_environment(),
+            stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=log,
             cwd="/",

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
+from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable, TrainwrightError
 from trainwright.tasks.spec.train_spec import CheckpointPolicy
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import files, staged
@@ -241,7 +241,8 @@ class Uploader:
                     self._current = None
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - end of a thread: `check` raises it
-            traceback.print_exc()
+            if not isinstance(error, TrainwrightError):
+                traceback.print_exc()
             with self._changed:
                 self._error, self._current = error, None
                 self._changed.notify_all()

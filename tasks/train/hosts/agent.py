@@ -44,6 +44,7 @@ from trainwright.estimator.interfaces import interface_of
 from trainwright.infra.cpu_share import CpuShare, remove_stale_cgroups
 from trainwright.infra.lock import locked
 from trainwright.infra.memory_limit import kernel_oom_kills
+from trainwright.infra.private_files import keep_private
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.awake import Awake
@@ -283,6 +284,7 @@ def _lock_of(work: Path) -> Path:
 
 def main() -> None:
     """Serve the launcher over standard input and output."""
+    keep_private()
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # other output must not appear between the messages

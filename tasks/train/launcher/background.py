@@ -25,6 +25,7 @@ import threading
 import time
 
 from trainwright.infra.airflow import training_service
+from trainwright.infra.private_files import keep_private
 from trainwright.tasks import chain, progress
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import (
@@ -98,16 +99,23 @@ def start(context: RunContext) -> None:
 
 
 def raise_failure(run: Run) -> None:
-    """After the process has ended: raise its error; returns if training is done."""
+    """After the process has ended: raise its error; returns if training is done.
+
+    Followers get the error of a process that could not report it.
+    """
     if run.has(Result):
         return
     error = run.status().error
     if error is not None:
         raise from_document(error)
-    raise Interrupted(
-        f"{run.uri}: the training process exited without reporting an error; a retry continues "
-        "from the newest checkpoint"
+    killed = Interrupted(
+        f"{run.uri}: the training process was killed (it reported no error; its log is "
+        f"{run.work_path / _LOGS / 'launcher.log'}); started again, the run continues from its "
+        "newest checkpoint"
     )
+    with chain.following(run):
+        progress.emit("step", name="train", state="failed", error=killed.document())
+    raise killed
 
 
 def stop(context: RunContext) -> bool:
@@ -268,9 +276,12 @@ class _Launch:
         A successor that has the right also has what the run holds, so nothing is released then.
         """
         ledger = self._context.ledger
-        if failed and self._take_right():
-            ledger.release(self._run.uri, holder=self._context.holder.name)
-        ledger.release(self._run.uri, self._right, holder=self._name)
+        try:
+            if failed and self._take_right():
+                ledger.release(self._run.uri, holder=self._context.holder.name)
+            ledger.release(self._run.uri, self._right, holder=self._name)
+        except ServiceUnreachable as error:  # the leases end with this process
+            _log.error("%s", error)
 
     def _watch(self) -> None:
         """Renew the right to launch. Stop if the right is lost or the holder has ended.
@@ -287,8 +298,7 @@ class _Launch:
                 stop.set()
         time.sleep(GRACE_S)
         _log.warning("not stopped within %g s: exiting; the newest checkpoint stays", GRACE_S)
-        with contextlib.suppress(ServiceUnreachable):
-            self._end(failed=True)
+        self._end(failed=True)
         os._exit(130)  # the kernel ends the ranks with their parent
 
 
@@ -303,6 +313,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    keep_private()
     progress.listen(MovingLines(progress.log_line))
     settings = Settings.from_environment()
     replayed = Run(given.replay, settings) if given.replay is not None else None

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from trainwright.infra.private_files import keep_private
 from trainwright.tasks.train.channel import under_torchrun
 from trainwright.tasks.train.launcher.rank_process import SPARE
 from trainwright.tasks.train.worker.low_priority import at_low_priority
@@ -23,6 +24,7 @@ _MEMBER = "trainwright.tasks.train.worker.member"
 
 def main(order: Path, place: str) -> int:
     """Run a rank and return its exit code. A spare process loads at low priority."""
+    keep_private()
     member = at_low_priority(_loaded) if place == SPARE else _loaded()
     return int(member.main(order, place))
 
