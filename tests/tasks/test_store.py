@@ -261,7 +261,7 @@ def test_whoever_reads_a_changed_file_of_a_sealed_run_is_told(
 
 
 def test_a_file_added_to_a_sealed_run_is_not_read(sealed: Run) -> None:
-    sealed.objects.put("lr_search.json", b"{}")
+    sealed.objects.put("recommendation.json", b"{}")
     with pytest.raises(CorruptArtefact, match="is not among the files that were sealed"):
         summary(sealed)
 
