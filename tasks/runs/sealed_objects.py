@@ -30,7 +30,7 @@ _WAYS_OUT = {
 }
 
 
-class _Listing(Value):
+class _AnyManifest(Value):
     """What all manifests have."""
 
     files: dict[str, SealedFile]
@@ -147,7 +147,7 @@ class SealedObjects:
         except FileNotFoundError:
             return None
         try:
-            return _Listing.model_validate_json(content).files
+            return _AnyManifest.model_validate_json(content).files
         except ValidationError as error:
             raise self._damaged(key, one_line(error)) from None
 
