@@ -12,7 +12,7 @@ from trainwright.infra.process import allow_inspection
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import BearerTokens, Role
-from trainwright.tasks.service.connections import (
+from trainwright.tasks.service.client_connections import (
     ConnectionLimits,
     OncePerEpisode,
     bounded_protocol,
@@ -22,7 +22,7 @@ from trainwright.tasks.service.service import Service
 _BACKLOG = 128
 """Connections that the kernel keeps for us. asyncio also accepts so many at once, and logs as many
 errors if no more files can be opened."""
-_REPEATING = ("uvicorn.error", "asyncio", "trainwright.tasks.service.connections")
+_REPEATING = ("uvicorn.error", "asyncio", "trainwright.tasks.service.client_connections")
 """loggers to which each client could write a line per request"""
 
 

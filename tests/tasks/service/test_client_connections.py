@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from trainwright.tasks.service.connections import (
+from trainwright.tasks.service.client_connections import (
     ConnectionLimits,
     OncePerEpisode,
     bounded_protocol,
