@@ -17,10 +17,13 @@ def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
     """The newest finished run of every job, or of the job in `params`."""
     from trainwright.operators.base import given
     from trainwright.operators.hooks import connection_ids, settings_of
+    from trainwright.tasks.progress import log_line
     from trainwright.tasks.runs.run import newest_finished
 
     job = given((params or {}).get("job"))
-    return [run.uri for run in newest_finished(settings_of(connection_ids()), job)]
+    runs = [run.uri for run in newest_finished(settings_of(connection_ids()), job)]
+    log_line(f"runs to analyse: {', '.join(runs) or 'none is finished'}")
+    return runs
 
 
 with DAG(

@@ -23,10 +23,14 @@ from trainwright.operators.failures import airflow_errors
 def candidate_jobs(params: dict[str, Any] | None = None) -> list[Any]:
     """The candidates: paths of job files, or jobs as mappings."""
     from trainwright.operators.hooks import connection_ids, settings_of
+    from trainwright.tasks.progress import log_line
     from trainwright.tasks.recommend.step import candidate_jobs as with_recommended
 
     given = params or {}
-    return with_recommended(given["jobs"], int(given["top"]), settings_of(connection_ids()))
+    found = with_recommended(given["jobs"], int(given["top"]), settings_of(connection_ids()))
+    names = [job if isinstance(job, str) else job["name"] for job in found]
+    log_line(f"candidates: {', '.join(names)}")
+    return found
 
 
 @task_group
@@ -40,10 +44,15 @@ def candidate(job: Any) -> None:
 def best(stored: Any) -> dict[str, Any]:
     """The best of the candidates that succeeded, and how the others compare."""
     from trainwright.operators.hooks import connection_ids, settings_of
+    from trainwright.tasks.progress import log_line
     from trainwright.tasks.promote import best_of
+    from trainwright.tasks.units import metric
 
     runs = (one["run"] for one in stored if one)
-    return best_of(runs, settings_of(connection_ids()))
+    found = best_of(runs, settings_of(connection_ids()))
+    for place in found["ranking"]:
+        log_line(f"{found['metric']} {metric(place['value'])}: {place['run']}")
+    return found
 
 
 with DAG(

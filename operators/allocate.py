@@ -57,10 +57,13 @@ class ReleaseOperator(StepOperator):
         """Release what the run holds."""
         from trainwright.tasks.allocate.step import release
         from trainwright.tasks.train.launcher import background
+        from trainwright.tasks.units import counted
 
         found = self.open(context)
         if background.stop_unfollowed(found):
             self.log.warning(
                 "stopped a training whose task had ended; its newest checkpoint is kept"
             )
-        return release(found)
+        reference = release(found)
+        self.log.info("%s released", counted(reference["released"], "device"))
+        return reference

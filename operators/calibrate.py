@@ -78,7 +78,7 @@ class CalibrateOperator(BaseOperator):
             why_not = why_not_here(device_type, texts("addresses", self.addresses))
             if why_not is not None:
                 raise AirflowSkipException(why_not)
-            return calibrate_and_share(
+            made = calibrate_and_share(
                 device_type,
                 whole_number("threads", self.threads),
                 configured(),
@@ -86,3 +86,6 @@ class CalibrateOperator(BaseOperator):
                 most_drift=number("most_drift", self.most_drift),
                 store=given(self.store),
             )
+            error = made["cross_validated_error"]["median"]
+            self.log.info("%s: median error %.0f %%", made["calibration"], 100 * error)
+            return made

@@ -55,6 +55,7 @@ class PredictOperator(StepOperator):
         """Predict, and describe the output."""
         from trainwright.tasks.errors import BadInput
         from trainwright.tasks.inference.predict_rows import predict
+        from trainwright.tasks.units import counted
 
         if self.reference() is None:
             raise BadInput(f"{self.task_id}: pass `run`, a finished run")
@@ -62,4 +63,6 @@ class PredictOperator(StepOperator):
         if rows is None or out is None:
             raise BadInput(f"{self.task_id}: pass `rows` and `out`")
         run = self.open(context).run
-        return predict(run, rows, out, allow_unseen=self.allow_unseen).model_dump(mode="json")
+        found = predict(run, rows, out, allow_unseen=self.allow_unseen)
+        self.log.info("%s predicted: %s", counted(found.rows, "row"), found.out)
+        return found.model_dump(mode="json")

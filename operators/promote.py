@@ -74,6 +74,9 @@ class PromoteOperator(StepOperator):
             announce(
                 context, self.outlets, alias_asset(name or run.job_name, reference["alias"]), extra
             )
+        moved = "promoted" if reference["promoted"] else "not promoted"
+        to = f" to {reference['alias']}" if reference["alias"] else ""
+        self.log.info("%s%s: %s", moved, to, reference["reason"])
         return reference
 
 

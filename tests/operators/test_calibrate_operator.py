@@ -39,8 +39,8 @@ def test_a_missing_device_type_is_skipped_with_a_reason(
     [
         ({"device_type": "tpu"}, "bad_input: device type: got 'tpu'; allowed:"),
         ({"budget_s": "soon"}, "bad_input: budget_s: got 'soon'; allowed: a number"),
-        ({"budget_s": 0}, "bad_input: --budget: got 0"),
-        ({"threads": "0"}, "bad_input: --threads: got 0"),
+        ({"budget_s": 0}, "bad_input: budget_s: got 0"),
+        ({"threads": "0"}, "bad_input: threads: got 0"),
         ({"store": "ftp://x"}, "bad_input: store: got 'ftp://x"),
     ],
 )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow.sdk.execution_time.context import OutletEventAccessors
@@ -39,8 +40,14 @@ def test_a_promotion_is_an_event_with_metrics_unless_it_changes_nothing(
         for n, a in ((1, 0.9), (2, 0.8))
     ]
     first, again, worse = context(), context(), context()
-    for run, where in ((runs[0], first), (runs[0], again), (runs[1], worse)):
-        PromoteOperator(task_id="promote", run=run.uri, outlets=[PROMOTED]).execute(where)
+    with structlog.testing.capture_logs() as records:
+        for run, where in ((runs[0], first), (runs[0], again), (runs[1], worse)):
+            PromoteOperator(task_id="promote", run=run.uri, outlets=[PROMOTED]).execute(where)
+    assert [one["event"] for one in records if one["log_level"] == "info"] == [
+        "promoted to production: production points at no model yet",
+        "promoted to production: production already points at this run",
+        "not promoted to production: accuracy 0.8 is not better than 0.9",
+    ]
     ((name, extra),) = asset_events(first)
     assert (name, extra["run"], extra["metrics"]["accuracy"]) == (
         "model digits production",
