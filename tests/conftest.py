@@ -56,7 +56,6 @@ LONGEST_FIRST = [
         "tasks/train/layouts/test_layout_faults.py",
         "tasks/train/hosts/test_hosts.py",
         "e2e/test_foreign_dags.py",
-        "operators/test_mounted_service.py",
         "e2e/test_waiting.py",
         "e2e/test_calibrate_pool.py",
         "tasks/train/worker/test_torchrun.py",

@@ -66,7 +66,6 @@ UNLIKE = ({"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.6}
 SLOW = ({"type": "emulated", "speed": 0.4}, {"type": "emulated", "speed": 0.24})
 """the same step takes 150 ms: long enough to interrupt a training"""
 DOUBLE = ({"type": "emulated", "speed": 1e6}, {"type": "emulated", "speed": 5e5})
-THREE = EVEN + EVEN[:1]
 CORES = ({"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5})
 
 
@@ -81,7 +80,6 @@ class Case:
     split: tuple[int, ...] | None
     config: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 1
-    slow: bool = False
 
     def job(self, name: str) -> dict[str, Any]:
         """The job file's content."""
@@ -167,61 +165,6 @@ CASES = [
         (38, 22),
         {"outputs": 1},
         accumulation=3,
-    ),
-    Case(
-        "momentum-horovod",
-        "digits",
-        {**MOMENTUM.train, "backend": "horovod"},
-        UNLIKE,
-        (60, 36),
-        slow=True,
-    ),
-    Case(
-        "adam-torch-three",
-        "digits",
-        {"epochs": 2, "optimizer": {"name": "adam"}, "backend": "torch"},
-        THREE,
-        (50, 29, 17),
-        {"norm": True},
-        slow=True,
-    ),
-    Case(
-        "adamw-torch-amp",
-        "digits",
-        {"epochs": 2, "optimizer": {"name": "adamw"}, "backend": "torch", "precision": "amp"},
-        EVEN,
-        (60, 36),
-        {"norm": True},
-        slow=True,
-    ),
-    Case(
-        "sgd-horovod-fp64",
-        "classes",
-        {
-            "epochs": 3,
-            "optimizer": {"name": "sgd"},
-            "backend": "horovod",
-            "precision": "fp64",
-            "learning_rate": 0.1,
-        },
-        EVEN,
-        (48, 48),
-        slow=True,
-    ),
-    Case(
-        "adam-horovod-bf16",
-        "digits",
-        {
-            "epochs": 2,
-            "optimizer": {"name": "adam"},
-            "backend": "horovod",
-            "precision": "bf16",
-            "clip_norm": 1.0,
-        },
-        EVEN,
-        (32, 64),
-        accumulation=2,
-        slow=True,
     ),
 ]
 SEARCH = Case(

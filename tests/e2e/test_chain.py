@@ -20,6 +20,8 @@ import pytest
 import yaml
 
 from trainwright.tasks.leases.ledger import Ledger
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.store import verify
 from trainwright.tasks.summary import summary
@@ -168,6 +170,8 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     replay = doors.run_at(again.document()["run"])
     assert replay.uri != run.uri
     assert losses(replay) == losses(run)
+    assert replay.read(LearningRateSearch).source == "replayed"
+    assert replay.read(Plan).devices == run.read(Plan).devices
     assert again.document()["learned_from"] >= 1
     for finished in (run, replay):
         assert finished.root().get(f"calibrations/cpu/runs/{finished.id}.json")

@@ -1,4 +1,4 @@
-"""Our operators in users' DAGs: a gate, sizing for a stock operator, three models, functions."""
+"""Our operators in users' DAGs: a gate, sizing for a stock operator, functions."""
 
 from __future__ import annotations
 
@@ -127,29 +127,6 @@ def test_estimate_and_allocate_feed_a_stock_operator_and_the_devices_are_release
     assert doors.ledger().held("device ") == []
 
 
-def test_three_models_are_trained_on_another_tasks_data(stack: Path, tmp_path: Path) -> None:
-    out = tmp_path / "made.csv"
-    found = run_dags(
-        "three_models.py",
-        stack,
-        {"JOB": json.dumps(job(tmp_path)), "OUT": str(out)},
-        "three_models",
-    )
-    assert found["three_models"]["state"] == "success", found
-    assert [one for one in found["three_models"]["tasks"] if one[0] == "train"] == [
-        ["train", n, "success"] for n in range(3)
-    ]
-    runs = [
-        next(iter(list_runs(doors.settings().store, doors.settings(), f"width-{width}")))
-        for width in (2, 4, 8)
-    ]
-    assert all(
-        doors.run_at(run.uri).read(Result).state == "success" and background.launcher(run) is None
-        for run in runs
-    )
-    assert held(runs) == []
-
-
 def test_decorated_functions_return_the_data_to_check_and_the_jobs_to_train(
     stack: Path, tmp_path: Path
 ) -> None:
@@ -173,5 +150,7 @@ def test_decorated_functions_return_the_data_to_check_and_the_jobs_to_train(
     ]
     for run in runs:
         assert run.job().data.uri == str(out)
+        assert doors.run_at(run.uri).read(Result).state == "success"
+        assert background.launcher(run) is None
         assert len(run.read(Plan).devices) >= 1
     assert held(runs) == []

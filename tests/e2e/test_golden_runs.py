@@ -15,7 +15,6 @@ from golden import (
     SEARCH,
     SLOW,
     Case,
-    columns,
     command,
     differences,
     observed,
@@ -24,9 +23,7 @@ from golden import (
     searched,
     trained,
 )
-from outside import Outside, folder_of, interrupt, read, rows, wait_until
-
-JOINT = ["step", "epoch", "loss", "learning_rate", "noise_scale"]
+from outside import Outside, folder_of, interrupt, read, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     return prepared(tmp_path_factory.mktemp("golden") / "place")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * one.slow) for one in CASES],
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda one: one.name)
 def test_a_training_matches_its_recording(place: Outside, case: Case) -> None:
     before, exact = recorded(case.name)
     assert differences(before, trained(place, case), exact=exact) == []
@@ -72,31 +66,6 @@ def test_an_interrupted_training_resumes_with_the_same_losses(place: Outside) ->
     for name in ("metrics", "target_reached", "steps", "noise_scale"):
         assert differences(before["result"][name], now["result"][name], exact=exact) == []
     assert now["checkpoints"]["step"][-1] == before["result"]["steps"]
-
-
-def test_a_replay_has_the_losses_of_the_replayed_run(place: Outside) -> None:
-    """The replay uses the plan and the splits of an adaptive training."""
-    devices = ({"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.25})
-    train = {**MOMENTUM.train, "adaptive_split": True}
-    case = replace(MOMENTUM, devices=devices, split=(48, 48), train=train)
-    first = folder_of(place.done(*command(place, case, "replayed"))["run"])
-    events = read(first / "result.json")["split_events"]
-    assert events  # the devices differ so much that the split changes
-    job = str(place.folder / "replayed.yaml")
-    again = place.done("run", job, "--replay", first.as_uri())
-    second = folder_of(again["run"])
-    assert second != first
-    assert again["state"] == "success"
-    assert again["split_events"] == events
-    for kind in ("steps-rank0", "steps-rank1"):
-        names = [*JOINT, "batch_size", "device"]
-        assert columns(rows(second, kind), names) == columns(rows(first, kind), names)
-    before, now = observed(first), observed(second)
-    for part in ("plan", "epochs", "checkpoints"):
-        assert now[part] == before[part]
-    assert now["result"]["metrics"] == before["result"]["metrics"]
-    assert read(second / "lr_search.json")["source"] == "replayed"
-    assert {"manifest.json", "model", "report"} <= {path.name for path in second.iterdir()}
 
 
 def test_recordings_are_compared_exactly_or_within_a_tolerance() -> None:

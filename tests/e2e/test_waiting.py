@@ -63,6 +63,12 @@ def test_a_deferred_run_waits_and_continues_and_a_preempted_training_loses_no_st
         lambda: (found := run_of("low")) and files.list_states(found.objects) and found,
     )
 
+    until(
+        "the ranks' log is in the task's, live",
+        lambda: "train step=" in airflow.log(low, "train"),
+        60,
+    )
+
     # The rival has a higher priority and requests devices at once; a second DAG run would be late.
     def asked() -> str:
         queue.look("rival", me, devices, len(devices), priority=5)

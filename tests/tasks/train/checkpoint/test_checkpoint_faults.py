@@ -169,43 +169,6 @@ def without_store(server: Path, how: str) -> Callable[[], object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_training_continues_while_the_store_is_away_and_ends_with_the_same_model(
-    server: Path, tmp_path: Path, events: list[dict[str, Any]], how: str
-) -> None:
-    settings: dict[str, Any] = {"epochs": 50, "checkpoint": {"every_steps": 50, "keep_last": 2}}
-    asked, store = in_s3(
-        request(tmp_path / "case", [40, 20], devices=SLOW, **settings), f"away-{how}"
-    )
-    reached = list[int]()
-
-    def trained() -> int:
-        return max(event["step"] for event in events if event["event"] == "train")
-
-    def away() -> None:
-        reached.append(trained())
-        bring_back = without_store(server, how)
-
-        def back() -> None:
-            reached.append(trained())
-            bring_back()
-
-        threading.Timer(20, back).start()
-
-    progress.listen(at_step(100, away))
-    assert train(asked).steps == 50 * 24
-    before, after = reached
-    assert after > before + 2 * 50  # checkpoints were due meanwhile
-    assert notices(events, "until it is back")
-    assert notices(events, "the store is back")
-    _, expected = undisturbed(tmp_path / "undisturbed", **settings)
-    for rank in (0, 1):
-        assert losses(store, rank) == losses(expected, rank)
-    last, wanted = files.list_states(store)[-1], files.list_states(expected)[-1]
-    assert files.whole_model(store, last) == files.whole_model(expected, wanted)
-
-
-@pytest.mark.slow
 def test_while_the_store_hangs_a_better_checkpoint_replaces_the_pending_best(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
