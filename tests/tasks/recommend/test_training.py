@@ -22,7 +22,6 @@ from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train import train
 
-FORECASTERS = [one.name for one in templates().values() if one.tasks == ("forecasting",)]
 RECORDING = """
 
 import hashlib, os, pathlib
@@ -75,8 +74,9 @@ def table(folder: Path, classes: bool) -> dict[str, list[Any]]:
     return columns
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("classes", [True, False], ids=["classes", "numbers"])
+@pytest.mark.parametrize(
+    ("name", "classes"), [(name, place % 2 == 0) for place, name in enumerate(NAMES)]
+)
 def test_a_generated_model_trains_on_two_ranks_and_predicts_raw_rows(
     tmp_path: Path, name: str, classes: bool
 ) -> None:
@@ -115,8 +115,7 @@ def test_a_generated_model_trains_on_two_ranks_and_predicts_raw_rows(
         assert error.square().mean() < 0.2 * torch.tensor(wanted).var()
 
 
-@pytest.mark.parametrize("name", FORECASTERS)
-def test_ranks_start_from_what_the_first_one_adapted(tmp_path: Path, name: str) -> None:
+def test_ranks_start_from_what_the_first_one_adapted(tmp_path: Path) -> None:
     start = datetime(2026, 1, 1)
     columns = {
         "at": [start + timedelta(hours=row) for row in range(300)] * 2,
@@ -126,7 +125,7 @@ def test_ranks_start_from_what_the_first_one_adapted(tmp_path: Path, name: str) 
     pyarrow.csv.write_csv(pa.table(columns), tmp_path / "table.csv")
     given = {"time": "at", "series": "shop", "history": 48, "horizon": 12}
     spec = DataSpec.model_validate({"uri": str(tmp_path / "table.csv"), "target": "sold", **given})
-    loaded, template = dataset.load(spec), templates()[name]
+    loaded, template = dataset.load(spec), templates()["dlinear"]
     text = template.source(loaded.schema, template.sizes["small"], HEADER)
     path = write_source(tmp_path / "source", text)
     path.write_text(path.read_text() + RECORDING)
