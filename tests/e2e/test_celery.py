@@ -229,15 +229,30 @@ def assert_whole(run: Run, epochs: int) -> None:
     assert ranks() == []
 
 
-def test_a_dag_triggered_through_rest_succeeds_with_small_xcoms_and_reports_a_missed_deadline(
+def test_new_data_starts_a_run_with_small_xcoms_that_promotes_what_a_person_approves(
     site: Site,
 ) -> None:
-    job = site.job(2, queue_timeout="0s", objective={"minimize": "time", "deadline": "25s"})
+    """Its deadline passes meanwhile, which is reported."""
+    job = site.job(
+        2,
+        queue_timeout="0s",
+        objective={"minimize": "time", "deadline": "25s"},
+        schedule={"on_new_data": True},
+        promotion={"alias": "production", "require_approval": True},
+    )
     dag = f"retrain_{job.stem}"
     until("the job has its DAG", lambda: site.api.has_dag(dag))
-    where = site.api.start(dag)
+    (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
+    site.api("POST", "/api/v2/assets/events", {"asset_id": data["id"], "extra": {}})
+    (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
     alert = f"job {job.stem}: missed its deadline of 25 s: not done 25 s after it was queued"
     until("the alert is in the log", lambda: alert in site.stack.log("triggerer").read_text())
+    site.api.reached(where, "approve", "awaiting_input")
+    site.api(
+        "PATCH",
+        f"{where}/taskInstances/approve/-1/hitlDetails",
+        {"chosen_options": ["Approve"], "params_input": {}},
+    )
     assert site.api.ended(where) == "success"
     assert site.api.states(where) == dict.fromkeys(TASKS, "success")
     (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
@@ -249,8 +264,10 @@ def test_a_dag_triggered_through_rest_succeeds_with_small_xcoms_and_reports_a_mi
     assert {"Run folder", "Plan", "Report", "TensorBoard"} == set(links)
     assert all(f"{job.stem}/{run.id}" in str(link) for link in links.values())
     assert "<html" in site.api.page(str(links["Report"]))
-    (event,) = site.api.events(f"x-trainwright://models/{job.stem}")
-    assert event["extra"]["run"] == run.uri
+    assert site.api.xcom(where, "promote")["promoted"] is True
+    for asset in (f"x-trainwright://models/{job.stem}{end}" for end in ("", "/production")):
+        (event,) = site.api.events(asset)
+        assert event["extra"]["run"] == run.uri
     assert_whole(run, 2)
     assert "postgresql" in doors.settings().ledger_url
 
@@ -290,7 +307,7 @@ def test_a_lost_worker_costs_nothing_and_a_lost_launcher_only_uncommitted_steps(
     assert_whole(run, LASTING)
 
 
-def test_a_killed_triggerer_and_a_killed_scheduler_do_not_disturb_a_run(
+def test_a_killed_triggerer_and_a_killed_scheduler_do_not_disturb_a_run_that_a_form_triggered(
     site: Site,
 ) -> None:
     devices = [
@@ -301,7 +318,14 @@ def test_a_killed_triggerer_and_a_killed_scheduler_do_not_disturb_a_run(
     assert token is not None
     with Heartbeat(doors.ledger(), "test", devices, holder=me.name, token=token):
         job = site.lasting_job()
-        where = site.api.start(job=str(job))
+        # The first job file gives the form its defaults, here and on the worker that reads the DAG.
+        first = min(job.parent.glob("*.yaml")).stem
+        form = "/api/v2/dags/retrain/details"
+        until("the form is read", lambda: site.api("GET", form)["params"]["name"]["value"] == first)
+        before = _runs(site.api, "retrain")
+        with logged_in(site.api, f"{site.api.base}/dags/retrain") as page:
+            trigger_by_form(page, {"job": str(job)})
+        (where,) = until("the run is there", lambda: _runs(site.api, "retrain") - before)
         site.api.reached(where, "allocate", "deferred")
         site.stack.kill("triggerer")
         site.stack.start("triggerer")
@@ -317,6 +341,12 @@ def test_a_killed_triggerer_and_a_killed_scheduler_do_not_disturb_a_run(
     assert (watch.most_launchers, len(watch.launchers)) == (1, 1)
     assert run.read(Result).resumed_from_step is None
     assert_whole(run, LASTING)
+    with logged_in(site.api, f"{site.api.base}/dags/retrain") as page:
+        page.get_by_role("button", name="Trigger").first.wait_for()
+        page.goto(str(site.api.links(where, "train")["Plan"]))
+        shares = page.locator('table[aria-label="Shares of a step"]')
+        shares.wait_for()
+        assert all(device.id in shares.inner_text() for device in run.read(Plan).devices)
 
 
 def test_a_training_marked_failed_ends_even_without_a_triggerer_and_resumes_when_cleared(
@@ -359,53 +389,6 @@ def test_a_training_marked_failed_ends_even_without_a_triggerer_and_resumes_when
     assert site.api.state(where, "release") == "success"
     assert doors.ledger().held() == []
     assert run.status().state == "interrupted"
-
-
-def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) -> None:
-    job = site.job(
-        2,
-        schedule={"on_new_data": True},
-        promotion={"alias": "production", "require_approval": True},
-    )
-    dag = f"retrain_{job.stem}"
-    until("the job has its DAG", lambda: site.api.has_dag(dag))
-    (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
-    site.api("POST", "/api/v2/assets/events", {"asset_id": data["id"], "extra": {}})
-    (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
-    site.api.reached(where, "approve", "awaiting_input")
-    site.api(
-        "PATCH",
-        f"{where}/taskInstances/approve/-1/hitlDetails",
-        {"chosen_options": ["Approve"], "params_input": {}},
-    )
-    assert site.api.ended(where) == "success"
-    assert site.api.states(where) == dict.fromkeys(TASKS, "success")
-    (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
-    assert site.api.xcom(where, "promote")["promoted"] is True
-    (event,) = site.api.events(f"x-trainwright://models/{job.stem}/production")
-    assert event["extra"]["run"] == run.uri
-    assert_whole(run, 2)
-
-
-def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_the_plan(
-    site: Site,
-) -> None:
-    job = site.job(2)
-    # The first job file gives the form its defaults, here and on the worker that reads the DAG.
-    first = min(job.parent.glob("*.yaml")).stem
-    form = "/api/v2/dags/retrain/details"
-    until("the form is read", lambda: site.api("GET", form)["params"]["name"]["value"] == first)
-    before = _runs(site.api, "retrain")
-    with logged_in(site.api, f"{site.api.base}/dags/retrain") as page:
-        trigger_by_form(page, {"job": str(job)})
-        (where,) = until("the run is there", lambda: _runs(site.api, "retrain") - before)
-        assert site.api.ended(where) == "success"
-        (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
-        assert_whole(run, 2)
-        page.goto(str(site.api.links(where, "train")["Plan"]))
-        shares = page.locator('table[aria-label="Shares of a step"]')
-        shares.wait_for()
-        assert all(device.id in shares.inner_text() for device in run.read(Plan).devices)
 
 
 def _runs(api: AirflowClient, dag: str) -> set[str]:
