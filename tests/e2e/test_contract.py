@@ -6,10 +6,12 @@ kinds of errors must be equal. `contract.py` has the examples and makes the reco
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from command_line import run
 from contract import (
     ARTEFACTS,
     ASKED,
@@ -29,7 +31,7 @@ from contract import (
     vanished,
 )
 from golden import prepared
-from outside import folder_of, read
+from outside import Ended, Outside, folder_of, read
 
 RECORDED: dict[str, dict[str, Any]] = read(FILE)
 
@@ -78,6 +80,29 @@ def test_recorded_rows_keep_their_columns(here: Examples) -> None:
     }
 
 
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that start no Airflow run in the test's own process, which starts quickly.
+
+    A separate process exits in the same way (`test_bad_input.py`).
+    """
+    apart = Outside.run
+
+    def run_here(place: Outside, *args: str, **environment: str) -> Ended:
+        if args[0] == "run":
+            return apart(place, *args, **environment)
+        own = place.environment(**environment)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in {*os.environ} - {*own}:
+                patch.delenv(name)
+            patch.chdir(place.folder)
+            done = run(*args, **{name: own[name] for name in own if own[name] != os.getenv(name)})
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    monkeypatch.setattr(Outside, "run", run_here)
+
+
+@pytest.mark.usefixtures("_in_this_process")
 @pytest.mark.parametrize("name", named([*REFUSALS, *ASKED]))
 def test_bad_input_keeps_its_exit_code_and_kind(here: Examples, name: str) -> None:
     before, now = RECORDED["refusals"][name], refused(here, name)

@@ -37,16 +37,13 @@ def losses(asked: Any, rank: int) -> list[tuple[int, float, float, int]]:
     ]
 
 
-@pytest.mark.parametrize("rule", ["adascale", pytest.param("linear", marks=pytest.mark.slow)])
-def test_a_stopped_training_with_a_grown_batch_resumes_to_the_last_digit(
-    tmp_path: Path, rule: str
-) -> None:
+def test_a_stopped_training_with_a_grown_batch_resumes_to_the_last_digit(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "devices": SLOW,
         "epochs": 3,
         "schedule": "cosine",
         "adaptive_batch": True,
-        "learning_rate_rule": rule,
+        "learning_rate_rule": "adascale",
         "checkpoint": {"every_steps": 5},
         "batch_bounds": [32, 200],
         **NO_SPARE,
@@ -246,16 +243,15 @@ def test_a_search_leaves_parameters_optimizer_and_random_state_unchanged(
     assert (tmp_path / "searched" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
 def test_a_search_on_unequal_ranks_equals_one_process_with_the_joint_batch(
-    tmp_path: Path, backend: str
+    tmp_path: Path,
 ) -> None:
     """In fp64: when the loss diverges, so do rounding errors."""
     settings: dict[str, Any] = {
         "model": {"norm": True},
         "precision": "fp64",
         "optimizer": {"name": "adamw"},
-        "backend": backend,
+        "backend": "torch",
         **NO_SPARE,
     }
     rates = ladder(1e-4, 10.0, 30)

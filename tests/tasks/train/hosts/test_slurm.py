@@ -271,35 +271,10 @@ def resume(cluster: SlurmLab, node: str) -> None:
         cluster.update_node(node, "resume")
 
 
-def job_on(cluster: SlurmLab, node: str) -> str:
-    """The id of the job that runs on a node."""
-    jobs = [line.split("|") for line in cluster.queue()]
-    return next(job[0] for job in jobs if job[4] == node and job[3] == "RUNNING")
-
-
-def drain(cluster: SlurmLab, node: str) -> None:
-    """Take a node out of service, with its job."""
-    cluster.update_node(node, "drain")
-    cluster.do("scancel", job_on(cluster, node))
-
-
-@pytest.mark.parametrize(
-    ("lose", "killed", "why"),
-    [
-        (lambda cluster: cluster.update_node("h2", "down"), True, "is lost: .*[Nn]ode failure"),
-        (lambda cluster: drain(cluster, "h2"), False, "was given back to the cluster"),
-    ],
-    ids=["down", "drained"],
-)
 def test_a_training_goes_on_without_a_lost_node_and_takes_it_back(
-    lose: Callable[[SlurmLab], None],
-    killed: bool,
-    why: str,
-    tmp_path: Path,
-    slurm: SlurmLab,
-    heard: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, slurm: SlurmLab, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that is given back comes back too: see the preempted host."""
     monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)
     asked = on_slurm(tmp_path, slurm, [30, 20, 10], SLOW, epochs=400, backend="torch")
 
@@ -309,11 +284,12 @@ def test_a_training_goes_on_without_a_lost_node_and_takes_it_back(
     until_all_are_back(
         asked,
         heard,
-        (lambda: trained(heard, 10), lambda: lose(slurm)),
+        (lambda: trained(heard, 10), lambda: slurm.update_node("h2", "down")),
         (is_without, lambda: resume(slurm, "h2")),
-        killed=killed,
+        killed=True,
     )
-    assert re.search(rf"rank \d \(.*\) {why}.*; continues with 2 of 3", reasons(heard))
+    lost = r"rank \d \(.*\) is lost: .*[Nn]ode failure.*; continues with 2 of 3"
+    assert re.search(lost, reasons(heard))
     assert until(lambda: left(slurm) == [], 10), left(slurm)
 
 

@@ -55,7 +55,6 @@ def test_real_ranks_equal_one_process_with_evaluations_and_checkpoints_between(
         ("late-multiply", "horovod"),
         ("sharded", "torch"),
         ("data-parallel", "torch"),
-        ("averaging", "torch"),
         ("averaging", "horovod"),
     ],
 )
@@ -113,11 +112,10 @@ def test_real_ranks_average_and_learn(tmp_path: Path) -> None:
     assert result.metrics["loss"] < expected[-1]["loss"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_after_a_killed_rank_the_training_goes_on_and_ends(tmp_path: Path, layout: str) -> None:
+def test_after_a_killed_rank_the_training_goes_on_and_ends(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], epochs=2, backend="torch", devices=SLOW)
     killed = when_checkpoint(tmp_path, 5, lambda: ranks()[1].send_signal(signal.SIGKILL))
-    result = train(with_layout(asked, **LAYOUTS[layout]))
+    result = train(with_layout(asked, **LAYOUTS["late-multiply"]))
     killed.join()
     assert result.steps == 48
     assert any("rank 1" in one.reason for one in result.split_events)

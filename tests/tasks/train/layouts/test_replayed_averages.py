@@ -177,21 +177,11 @@ def test_a_replay_repeats_each_loss_after_a_killed_rank(
     assert {row["step"]: row["loss"] for row in rows(again, "steps-rank0")} == losses
 
 
-def cases() -> list[Any]:
-    """The changes with `averaging`; those with `mixed` are the same but in joint steps."""
-    return [
-        pytest.param(
-            layout,
-            change,
-            marks=[pytest.mark.slow] if layout is MIXED and number else [],
-            id=f"{change.__name__}, {name}",
-        )
-        for name, layout in (("averaging", AVERAGING), ("mixed", MIXED))
-        for number, change in enumerate(CHANGES)
-    ]
+CASES = [*((AVERAGING, change) for change in CHANGES), (MIXED, lost_in_a_step)]
+"""Changes with `mixed` are the same but in joint steps."""
 
 
-@pytest.mark.parametrize(("layout", "change"), cases())
+@pytest.mark.parametrize(("layout", "change"), CASES)
 def test_a_replay_repeats_each_loss_after_a_change(
     made: Made, layout: dict[str, Any], change: Callable[[ThreadRanks, TrainRequest], None]
 ) -> None:

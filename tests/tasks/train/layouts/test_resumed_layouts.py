@@ -119,10 +119,19 @@ def write(folder: Path, one: ThreadRank, model: Any, optimizer: Any) -> None:
 
 
 READERS = [
-    *((layout, ranks) for ranks in (1, 2, 4) for layout in list(LAYOUTS)[:-3]),
-    *(("pipeline", ranks) for ranks in (1, 2, 3)),
-    *((layout, ranks) for layout in list(LAYOUTS)[-2:] for ranks in (3, 4)),
+    ("data-parallel", 4),
+    ("late-multiply", 2),
+    ("sharded", 1),
+    ("sharded", 4),
+    ("hybrid", 2),
+    ("averaging", 1),
+    ("mixed", 4),
+    ("pipeline", 1),
+    ("pipeline", 2),
+    ("pipelines", 3),
+    ("pipelines with rows and factors", 4),
 ]
+"""Each reads what ranks of every layout wrote."""
 
 
 @pytest.fixture(params=READERS, ids=str)
@@ -165,10 +174,11 @@ def assert_equal(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "second"), [("sharded", "hybrid"), ("hybrid", "data-parallel")])
 def test_real_ranks_go_on_in_another_layout_as_if_they_had_not_stopped(
-    tmp_path: Path, heard: list[dict[str, Any]], first: str, second: str
+    tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
+    first, second = "sharded", "hybrid"
+
     def named(asked: TrainRequest, name: str) -> TrainRequest:
         layout = asked.layout.model_copy(update={"name": name})
         return asked.model_copy(update={"plan": asked.plan.model_copy(update={"layout": layout})})

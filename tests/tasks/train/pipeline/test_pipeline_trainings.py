@@ -16,16 +16,15 @@ from trainwright.tasks.train import train
 SLOW = [{"type": "emulated", "speed": 0.5}] * 4
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
 def test_real_ranks_equal_one_process_with_evaluations_and_checkpoints_between(
-    tmp_path: Path, backend: str
+    tmp_path: Path,
 ) -> None:
     asked = request(
         tmp_path,
         [40, 0, 20],
         validation_fraction=1100 / 1797,
         epochs=2,
-        backend=backend,
+        backend="torch",
         precision="fp64",
         optimizer={"name": "adamw", "weight_decay": 0.1},
         **NO_SPARE,
