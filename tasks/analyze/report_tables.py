@@ -36,8 +36,8 @@ def recommended(found: Recommendation | None) -> str:
     recipe = "; ".join(f"{name} {value}" for name, value in found.recipe.items())
     notes = "".join(f"<p>{escape(note)}</p>" for note in found.notes)
     return (
-        f"<h2>Recommended model</h2><p>{escape(found.reason)}</p>"
-        f"{table(columns, rows, {2, 4})}{notes}<p>Recipe: {escape(recipe)}</p>"
+        f"<h2>Recommended model</h2>{notes}<p>{escape(found.reason)}</p>"
+        f"{table(columns, rows, {2, 4})}<p>Recipe: {escape(recipe)}</p>"
     )
 
 

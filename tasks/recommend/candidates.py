@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.recommend.candidate_costs import Costs
-from trainwright.tasks.recommend.ranking import Contender, ranked
-from trainwright.tasks.recommend.reasons import why_probed, why_ranked, why_refused
+from trainwright.tasks.recommend.ranking import Contender, ranked, ranked_by_rows
+from trainwright.tasks.recommend.reasons import why_compared, why_ranked, why_refused
 from trainwright.tasks.recommend.similar_sets.data_figures import metric_of
 from trainwright.tasks.recommend.similar_sets.metric_prediction import MetricPrediction
+from trainwright.tasks.recommend.trials.comparison import Comparison
+from trainwright.tasks.recommend.trials.probe import told_apart
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.recommendation import Candidate
 from trainwright.tasks.spec.objective import Objective
@@ -38,22 +40,88 @@ def candidates(
     for place, one in enumerate(order):
         cost, prediction = costs[one.name], predictions[one.name]
         if one.feasible:
-            why = why_ranked(place, order, schema, objective.minimize, prediction)
+            why = why_ranked(place, order, schema, prediction)
         else:
             why = why_refused(str(cost.refusal), cost.least_deadline_s, objective.deadline)
         made.append(_candidate(cost, _as_metric(schema.task, prediction), why))
     return made
 
 
-def with_probe(listed: list[Candidate], task: str, errors: Mapping[str, float]) -> list[Candidate]:
-    """The candidates after a probe: those that were tried come first, in its order."""
-    named = {one.name: one for one in listed}
-    tried = []
-    for name, error in errors.items():
-        metric = as_metric(task, error) if math.isfinite(error) else None
-        why = f"{why_probed(task, name, errors)}; {named[name].why}"
-        tried.append(named[name].model_copy(update={"probed_metric": metric, "why": why}))
-    return [*tried, *(one for one in listed if one.name not in errors)]
+MOST_COMPARED, MOST_OF_TEMPLATE = 4, 2
+"""Candidates that are compared on rows: in all, and of a template."""
+
+
+def foremost(listed: Sequence[Candidate]) -> list[str]:
+    """The names of the first candidates that keep the job's limits, few of each template."""
+    chosen: list[Candidate] = []
+    for candidate in listed:
+        of_template = sum(other.template == candidate.template for other in chosen)
+        if candidate.feasible and of_template < MOST_OF_TEMPLATE and len(chosen) < MOST_COMPARED:
+            chosen.append(candidate)
+    return [candidate.name for candidate in chosen]
+
+
+def alike(listed: Sequence[Candidate]) -> list[str]:
+    """The foremost candidates that their predictions do not tell from the first one.
+
+    Those are all whose interval overlaps with the first one's, or that have none.
+    """
+    first = listed[0].predicted_metric
+    return foremost([one for one in listed if _overlap(one.predicted_metric, first)])
+
+
+def _overlap(first: Interval | None, second: Interval | None) -> bool:
+    return (
+        first is None or second is None or (first.low <= second.high and second.low <= first.high)
+    )
+
+
+def with_comparison(
+    listed: Sequence[Candidate], task: str, comparison: Comparison, objective: str
+) -> list[Candidate]:
+    """The candidates after a comparison on rows: those that were compared come first."""
+    trials = comparison.trials
+    named = {candidate.name: candidate for candidate in listed}
+    errors = {name: trial.error for name, trial in trials.items()}
+    order = ranked_by_rows(
+        errors,
+        {name: _spent(named[name], objective) for name in trials},
+        lambda best, name: told_apart(trials[best], trials[name]),
+    )
+    compared = [
+        named[name].model_copy(
+            update={
+                "probed_metric": as_metric(task, errors[name])
+                if math.isfinite(errors[name])
+                else None,
+                "predicted_metric": _bounded(task, named[name].predicted_metric, errors[name]),
+                "why": f"{why_compared(task, place, order, comparison, objective)}; "
+                f"{named[name].why}",
+            }
+        )
+        for place, name in enumerate(order)
+    ]
+    return [*compared, *(candidate for candidate in listed if candidate.name not in trials)]
+
+
+def _spent(candidate: Candidate, objective: str) -> float:
+    """The median of what the job minimises."""
+    spent = {"energy": candidate.energy_j, "cost": candidate.cost}.get(objective)
+    spent = spent or candidate.duration_s
+    return spent.median if spent else math.inf
+
+
+def _bounded(task: str, metric: Interval | None, error: float) -> Interval | None:
+    """A prediction that is no worse than what a short training reached."""
+    if metric is None or not math.isfinite(error):
+        return metric
+    reached = as_metric(task, error)
+    best = max if metric_of(task) == "accuracy" else min
+    return Interval(
+        median=best(metric.median, reached),
+        low=best(metric.low, reached),
+        high=best(metric.high, reached),
+    )
 
 
 def as_metric(task: str, error: float) -> float:

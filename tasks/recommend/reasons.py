@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from trainwright.tasks.recommend.ranking import AS_GOOD, Contender
+from trainwright.tasks.recommend.ranking import Contender
 from trainwright.tasks.recommend.similar_sets.data_figures import DataFigures, metric_of
 from trainwright.tasks.recommend.similar_sets.metric_prediction import MetricPrediction
+from trainwright.tasks.recommend.trials.comparison import Comparison
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees
-from trainwright.tasks.units import amount, plain, seconds
+from trainwright.tasks.units import counted, plain, seconds
 
 _SPENT = {"energy": "energy", "cost": "cost", "time": "time"}
 _CLEAR = 0.01
@@ -82,43 +83,46 @@ def why_ranked(
     place: int,
     order: Sequence[Contender],
     schema: DataSchema,
-    objective: str,
     prediction: MetricPrediction | None,
 ) -> str:
     """Why the candidate at a place of the order is there."""
-    one, first = order[place], order[0]
+    candidate, first = order[place], order[0]
     said = [why_predicted(schema, prediction)]
-    if one.error is None:
+    if candidate.error is None:
         return said[0]
-    known = [other for other in order if other.error is not None and other.feasible]
-    best = min(known, key=lambda other: other.error or 0.0)
-    assert best.error is not None
-    if one is first and one is not best:
-        said.append(
-            f"as good as {best.name} within {100 * AS_GOOD:.0f} % of its error, for "
-            f"{_times(one.spend, best.spend)} of its {_SPENT[objective]}"
-        )
-    elif len(known) == 1:
+    if sum(other.error is not None and other.feasible for other in order) == 1:
         said.append("the only candidate that keeps the job's limits")
-    elif one is first:
-        said.append("the least error of all candidates that keep the job's limits")
-    elif first.error is not None and one.error <= best.error * (1 + AS_GOOD):
-        said.append(
-            f"as good as {first.name}, for {_times(one.spend, first.spend)} of its "
-            f"{_SPENT[objective]}"
-        )
+    elif candidate is first:
+        said.append("the least predicted error of all candidates that keep the job's limits")
     elif first.error:
-        said.append(f"{100 * (one.error / first.error - 1):.0f} % more error than {first.name}")
+        said.append(
+            f"{100 * (candidate.error / first.error - 1):.0f} % more predicted error than "
+            f"{first.name}"
+        )
     return "; ".join(said)
 
 
-def why_probed(task: str, name: str, errors: Mapping[str, float]) -> str:
-    """Where a candidate came in a probe; `errors` are in its order."""
-    metric = metric_of(task) or "loss"
-    place = list(errors).index(name)
-    reached = errors[name]
-    said = shown_metric(metric, reached) if math.isfinite(reached) else "diverged"
-    return f"{said} in a short training on a sample, number {place + 1} of {len(errors)}"
+def why_compared(
+    task: str, place: int, order: Sequence[str], comparison: Comparison, objective: str
+) -> str:
+    """Where a candidate came in a comparison on rows; `order` has their names, the best first."""
+    metric, trials = metric_of(task) or "loss", comparison.trials
+    trial = trials[order[place]]
+    best = min(order, key=lambda name: trials[name].error)
+    reached = shown_metric(metric, trial.error) if math.isfinite(trial.error) else "diverged"
+    length = (
+        f"1/{round(1 / comparison.share)} of its training"
+        if comparison.share
+        else f"{counted(trial.steps, 'step')}"
+    )
+    ended = ", which time ended" if trial.clocked else ""
+    said = f"{reached} after {length}{ended}, number {place + 1} of {len(order)}"
+    if place == 0 and order[0] != best:
+        said += (
+            f"; row by row as good as {best} ({shown_metric(metric, trials[best].error)}) "
+            f"and needs less {_SPENT[objective]}"
+        )
+    return said
 
 
 def why_refused(refusal: str, least_deadline_s: float | None, deadline_s: float | None) -> str:
@@ -128,29 +132,23 @@ def why_refused(refusal: str, least_deadline_s: float | None, deadline_s: float 
     return f"needs {seconds(least_deadline_s)}; the deadline is {seconds(deadline_s)}"
 
 
-def against_trees(
-    task: str, name: str, error: float | None, trees: BoostedTrees, known: str
-) -> str:
-    """How the first candidate compares with the boosted trees. `known`: predicted or probed."""
+def against_trees(task: str, name: str, expected: float | None, trees: BoostedTrees) -> str:
+    """The boosted trees' verdict. `expected`: the metric that the first candidate will reach."""
     metric = metric_of(task) or "loss"
-    reached = 1 - trees.metric if metric == "accuracy" else trees.metric
     part = trees.train_rows is not None and trees.train_rows > trees.rows
     trained = f"{trees.rows:,}{f' of {trees.train_rows:,}' if part else ''} training rows"
-    said = (
-        f"boosted trees ({trees.library}, {trained}, {seconds(trees.duration_s)}): "
-        f"{shown_metric(metric, reached)}"
+    method = f"({trees.library}, {trained}, {seconds(trees.duration_s)})"
+    accuracy = metric == "accuracy"
+    reached = f"{metric} {trees.metric:.4f}" if accuracy else f"{metric} {plain(trees.metric, 4)}"
+    if expected is None:
+        return f"boosted trees reach {reached} {method}"
+    own = f"{expected:.4f}" if accuracy else plain(expected, 4)
+    trees_error, error = (1 - value if accuracy else value for value in (trees.metric, expected))
+    better = ""
+    if trees_error < error * (1 - _CLEAR):
+        gap = abs(expected - trees.metric)
+        better = f"are better by {f'{100 * gap:.1f} points' if accuracy else plain(gap)}: they "
+    return (
+        f"boosted trees {better}reach {reached} {method}; {name}, the recommended model, is "
+        f"expected at {own}"
     )
-    if error is None:
-        return said
-    compared = f"{name}, {known}: {shown_metric(metric, error)}"
-    if reached < error * (1 - _CLEAR):
-        return f"{said}; the boosted trees win by {_gap(metric, error - reached)} ({compared})"
-    return f"{said}; they do not win ({compared})"
-
-
-def _gap(metric: str, value: float) -> str:
-    return f"{100 * value:.1f} points" if metric == "accuracy" else f"{metric} {plain(value)}"
-
-
-def _times(one: float, other: float) -> str:
-    return f"{100 * one / other:.0f} %" if other else amount(one)

@@ -13,7 +13,13 @@ from trainwright.tasks.data.dataset import Dataset
 from trainwright.tasks.data.row_split import MIN_ROWS
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.recommend.candidate_costs import Costs, costs_of
-from trainwright.tasks.recommend.candidates import as_metric, candidates, with_probe
+from trainwright.tasks.recommend.candidates import (
+    alike,
+    as_metric,
+    candidates,
+    foremost,
+    with_comparison,
+)
 from trainwright.tasks.recommend.proposals import Proposal, proposals
 from trainwright.tasks.recommend.reasons import against_trees, described_data, why_predicted
 from trainwright.tasks.recommend.similar_sets.benchmark_table import benchmark
@@ -27,7 +33,7 @@ from trainwright.tasks.recommend.similar_sets.metric_prediction import predict_m
 from trainwright.tasks.recommend.source_code import Header
 from trainwright.tasks.recommend.trials import probe
 from trainwright.tasks.recommend.trials.boosted_trees import boosted_trees
-from trainwright.tasks.recommend.trials.trial import Trial
+from trainwright.tasks.recommend.trials.comparison import Comparison
 from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees, Candidate, Recommendation
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
@@ -109,19 +115,21 @@ def advise(
     if all(one.plan is None for one in costs.values()):
         raise _nothing_fits(job, list(costs.values()))
     inputs, targets = data.batch(sampled(data.split.train, MOST_ROWS))
-    figures = figures_of(schema, inputs, targets)
+    trees = boosted_trees(data)
+    trees_error = as_metric(schema.task, trees.metric) if trees else None
+    figures = figures_of(schema, inputs, targets, trees=trees_error)
     predictions = {
         one.name: predict_metric(figures, schema.task, (one.template.name, one.size), benchmark())
         for one in offered
     }
     listed = candidates(schema, job.objective, costs, predictions)
-    if job.recommend.probe:
-        listed = with_probe(
-            listed, schema.task, _probed(listed, job, given, source, costs, settings)
-        )
+    comparison = _compared(listed, job, given, source, costs, settings)
+    if comparison is not None:
+        listed = with_comparison(listed, schema.task, comparison, job.objective.minimize)
     first, prediction = listed[0], predictions[listed[0].name]
-    chosen, trees = costs[first.name].proposal, boosted_trees(data)
-    reason = f"{described_data(schema, figures)}; {first.name}: {first.why}"
+    chosen = costs[first.name].proposal
+    verdict = [_verdict(schema.task, first, trees)] if trees else []
+    reason = "; ".join([*verdict, described_data(schema, figures), f"{first.name}: {first.why}"])
     header = Header(
         data=f"{schema.rows:,} rows, target {schema.target}, SHA-256 {schema.sha256}",
         why=why_predicted(schema, prediction),
@@ -137,44 +145,55 @@ def advise(
         figures=figures,
         neighbours=list(prediction.neighbours) if prediction else [],
         reference=trees,
-        notes=[_compared(schema.task, first, trees)] if trees else [],
+        notes=verdict,
     )
     return Advice(recommendation, chosen.model(header))
 
 
-def _probed(
+def untrained(job: Job) -> Job:
+    """The job for a recommendation that compares nothing on rows unless the user wants it."""
+    options = job.recommend
+    if options.probe != "auto":
+        return job
+    return job.model_copy(update={"recommend": options.model_copy(update={"probe": "never"})})
+
+
+def _compared(
     listed: Sequence[Candidate],
     job: Job,
     given: Collection[str],
     source: DataSpec,
     costs: Mapping[str, Costs],
     settings: Settings,
-) -> dict[str, float]:
-    """The errors of the best candidates in short trainings, the best first."""
-    names = [one.name for one in listed if one.feasible][: probe.MOST]
+) -> Comparison | None:
+    """The best candidates on rows; None if the job wants none or predictions tell them apart.
 
-    def run(name: str, rows: int, limit_s: float) -> Trial:
+    Candidates that predictions tell apart are compared only if the job wants it in any case.
+    """
+    options = job.recommend
+    names = alike(listed) if options.probe == "auto" else foremost(listed)
+    if options.probe == "never" or len(names) < 2:
+        return None
+    limit_s = probe.budget_s(job.objective.deadline, options.probe_time)
+    many = counted(len(names), "candidate")
+    length = f"{options.probe_steps} steps each" if options.probe_steps else seconds(limit_s)
+    progress.emit("notice", message=f"recommend.probe: comparing {many} on rows, {length}")
+    models = {}
+    for name in names:
         proposal = costs[name].proposal
-        train = with_recipe(job, proposal.recipe, given).train
-        return probe.trial(proposal.model(), source, train, settings, rows, limit_s)
-
-    total_s = probe.budget_s(job.objective.deadline)
-    errors = probe.halved(names, total_s, run) if len(names) > 1 else {}
-    if not errors:
-        message = (
-            f"{seconds(total_s)} did not suffice to compare {counted(len(names), 'candidate')}"
-        )
-        progress.emit("notice", message=f"recommend.probe: {message}")
-    return errors
+        models[name] = proposal.model(), with_recipe(job, proposal.recipe, given).train
+    found = probe.compare(models, source, job.train.seed, settings, limit_s, options.probe_steps)
+    if found.trials:
+        return found
+    message = f"{seconds(limit_s)} did not suffice to compare {many}"
+    progress.emit("notice", message=f"recommend.probe: {message}")
+    return None
 
 
-def _compared(task: str, first: Candidate, trees: BoostedTrees) -> str:
-    probed, predicted = first.probed_metric, first.predicted_metric
-    metric = probed if probed is not None else predicted.median if predicted else None
-    error = None if metric is None else as_metric(task, metric)
-    return against_trees(
-        task, first.name, error, trees, "predicted" if probed is None else "probed"
-    )
+def _verdict(task: str, first: Candidate, trees: BoostedTrees) -> str:
+    predicted = first.predicted_metric
+    expected = predicted.median if predicted else first.probed_metric
+    return against_trees(task, first.name, expected, trees)
 
 
 def _nothing_fits(job: Job, costs: Sequence[Costs]) -> Infeasible:

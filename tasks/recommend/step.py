@@ -53,15 +53,16 @@ def work(context: RunContext) -> Reference:
         "chosen": found.chosen,
         "reason": found.reason,
         "candidates": len(found.candidates),
+        "notes": found.notes,
     }
 
 
 def summary(reference: Reference) -> str:
-    """One line, as in `realmlp-medium, the first of 5 candidates`."""
+    """One line: the boosted trees' verdict, then `realmlp-medium, the first of 5 candidates`."""
     if reference["chosen"] is None:
         return str(reference["reason"])
-    count = reference["candidates"]
-    return f"{reference['chosen']}, the first of {counted(count, 'candidate')}"
+    chosen = f"{reference['chosen']}, the first of {counted(reference['candidates'], 'candidate')}"
+    return "; ".join([*reference.get("notes", []), chosen])
 
 
 def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Advice:
@@ -89,11 +90,16 @@ def recommend(job: Job, settings: Settings, calibrations: Sequence[Calibration] 
 def completed(
     job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()
 ) -> Iterator[Job]:
-    """The job with a model: its own, or inside the block the recommended one with its recipe."""
+    """The job with a model: its own, or inside the block the recommended one with its recipe.
+
+    Candidates are not compared on rows unless `recommend.probe` says always.
+    """
+    from trainwright.tasks.recommend.recommender import untrained
+
     if job.model is not None:
         yield job
         return
-    advice = recommend(job, settings, calibrations)
+    advice = recommend(untrained(job), settings, calibrations)
     with tempfile.TemporaryDirectory(prefix="trainwright-recommended-") as name:
         source = advice.model.unpack(Path(name)) / advice.model.entry
         trained = with_recipe(job, advice.recommendation.recipe, RunJob.of(job).given)
@@ -108,6 +114,8 @@ def candidate_jobs(
     Jobs are files or mappings. A made job has the candidate's name added to its own. Raises
     BadInput, Infeasible.
     """
+    from trainwright.tasks.recommend.recommender import untrained
+
     if not jobs:
         raise BadInput("jobs: got none; allowed: one or more job files, or jobs as mappings")
     found: list[str | dict[str, Any]] = []
@@ -116,10 +124,10 @@ def candidate_jobs(
         if job.model is not None:
             found.append(given)
             continue
-        listed = recommend(job, settings).recommendation.candidates
+        listed = recommend(untrained(job), settings).recommendation.candidates
         values = job.model_dump(mode="json", exclude_unset=True)
         for one in [one for one in listed if one.feasible][:top]:
-            options = {**values.get("recommend", {}), "templates": [one.name], "probe": False}
+            options = {**values.get("recommend", {}), "templates": [one.name], "probe": "never"}
             name = f"{job.name[: _LONGEST_NAME - len(one.name) - 1]}-{one.name}"
             found.append({**values, "name": name, "recommend": options})
     return found

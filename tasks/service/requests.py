@@ -251,8 +251,8 @@ class RecommendRequest(Job):
 
     @model_validator(mode="after")
     def _trains_nothing(self) -> RecommendRequest:
-        if self.recommend.probe:
-            raise ValueError("recommend.probe: false; only a run or the command line trains")
+        if self.recommend.probe == "always":
+            raise ValueError("recommend.probe: never; only a run or the command line trains")
         return self
 
     def job(self) -> dict[str, Any]:

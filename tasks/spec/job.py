@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from trainwright.estimator.near_names import meant
 from trainwright.tasks.errors import BadInput
@@ -18,6 +18,7 @@ from trainwright.tasks.spec.cron import Cron
 from trainwright.tasks.spec.data_spec import DataSpec, Task
 from trainwright.tasks.spec.documents import (
     Document,
+    Duration,
     Wait,
     kind_of,
     matching,
@@ -64,8 +65,8 @@ TEMPLATES = (
     "realmlp",
     "tabm",
     "wide",
-    "ngram-bag",
     "text-convolution",
+    "ngram-bag",
     "depthwise-network",
     "residual-network",
     "dlinear",
@@ -73,6 +74,13 @@ TEMPLATES = (
 )
 """The families of models that can be recommended (`tasks.recommend.templates`)."""
 SIZES = ("small", "medium", "large")
+
+
+_PROBE_WORDS = {True: "always", False: "never"}
+Probe = Annotated[
+    Literal["auto", "always", "never"],
+    BeforeValidator(lambda given: _PROBE_WORDS[given] if isinstance(given, bool) else given),
+]
 
 
 class RecommendOptions(Document):
@@ -86,10 +94,21 @@ class RecommendOptions(Document):
     top: int = Field(
         default=5, ge=1, le=100, description="how many candidates the recommendation lists at most"
     )
-    probe: bool = Field(
-        default=False,
-        description="train the best three for a short time on a sample of the training rows, for "
-        "at most a tenth of the deadline, and order them by what they reach",
+    probe: Probe = Field(
+        default="auto",
+        description="train the best few candidates for a short time and order them by what they "
+        "reach on the same rows; auto: if their predictions do not tell them apart; true and "
+        "false: always and never",
+    )
+    probe_time: Duration | None = Field(
+        default=None,
+        description="for all short trainings; default: a tenth of the deadline, at most 2 minutes",
+    )
+    probe_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="optimizer steps of each short training, whatever time they take, so that "
+        "the order does not depend on the machine; default: as many as fit into `probe_time`",
     )
 
 

@@ -9,7 +9,7 @@ from trainwright.tasks.units import amount, plain, seconds
 
 
 def show_recommendation(found: Recommendation) -> None:
-    """The candidates in order, what they are predicted to reach and to need, and why."""
+    """The boosted trees' verdict, then the candidates in order with what they need, and why."""
     listed = found.candidates
     probed = any(one.probed_metric is not None for one in listed)
     priced = any(one.cost is not None for one in listed)
@@ -38,11 +38,11 @@ def show_recommendation(found: Recommendation) -> None:
         )
         for place, one in enumerate(listed, 1)
     ]
+    for note in found.notes:
+        out.print(note, markup=False)
     table(f"models for {found.task}", columns, rows, right=range(3, len(columns)))
     for place, one in enumerate(listed, 1):
         out.print(f"{place}. {one.name}: {one.why}", markup=False)
-    for note in found.notes:
-        out.print(note, markup=False)
     out.print()
 
 

@@ -1,6 +1,6 @@
 """Predicts how a model will do on a data set, from the benchmark's sets that resemble it.
 
-With e the error of a model (template and size) on a set, and l that of the better landmark there,
+With e the error of a model (template and size) on a set, and l that of the best landmark there,
 
     log((e + δ) / (l + δ)) = what all models share on the set + the model's own mean + the rest
 
@@ -37,7 +37,7 @@ LEAST_SETS = 4
 """With fewer sets of a task and model there is no prediction."""
 NEAREST = 3
 _COVERAGE = 0.8
-_RIDGE, _RIDGE_OF_MODEL = 3.0, 60.0
+_RIDGE, _RIDGE_OF_MODEL = 30.0, 60.0
 _FAR = 1.5
 """Data is far if its nearest set is this many times as far as those of nearly all sets are."""
 _SHARE_FLOOR = 0.002
@@ -111,7 +111,8 @@ def predict_metric(
     value = _predicted(here, results, column, scale)
     base, constant = best_landmark(figures) + floor, figures["constant_error"]
     size = value + math.log(base / (constant + floor))
-    spread = _half_width(residuals, sizes if floor else [0.0] * len(sizes), size)
+    level = min(1.0, _COVERAGE * (1 + 1 / len(names)))  # of finitely many sets, for a further one
+    spread = _half_width(residuals, sizes if floor else [0.0] * len(sizes), size, level)
     spread *= 2 if far else 1
     median, low, high = (
         max(base * math.exp(min(one, 50.0)) - floor, 0.0)
@@ -128,8 +129,10 @@ def predict_metric(
     )
 
 
-def _half_width(residuals: Sequence[float], sizes: Sequence[float], size: float) -> float:
-    """80 % of the residuals are within it, if they vary with the size of a prediction as here.
+def _half_width(
+    residuals: Sequence[float], sizes: Sequence[float], size: float, level: float
+) -> float:
+    """A share of `level` of the residuals is within it, if they vary with the predicted size.
 
     `sizes`: logarithms of the predicted errors of the residuals; `size`: that of the asked one.
     """
@@ -138,7 +141,7 @@ def _half_width(residuals: Sequence[float], sizes: Sequence[float], size: float)
     power = float(around @ logs / max(float(around @ around), 1e-9))
     here = float(np.clip(size, min(sizes), max(sizes)) - np.mean(sizes))
     scaled = np.array(residuals) * np.exp(-power * around)
-    return float(np.quantile(scaled, _COVERAGE, method="higher")) * math.exp(power * here)
+    return float(np.quantile(scaled, level, method="higher")) * math.exp(power * here)
 
 
 def _enough(rows: Sequence[Trained]) -> list[Trained]:

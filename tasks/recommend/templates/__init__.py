@@ -23,8 +23,8 @@ _ALL = (
     REALMLP,
     TABM,
     WIDE,
-    NGRAM_BAG,
     TEXT_CONVOLUTION,
+    NGRAM_BAG,
     DEPTHWISE_NETWORK,
     RESIDUAL_NETWORK,
     DLINEAR,
@@ -33,5 +33,5 @@ _ALL = (
 
 
 def templates() -> dict[str, Template]:
-    """All templates by name, the simplest of a task first."""
+    """All templates by name; of a task, the one to take if nothing else is known comes last."""
     return {template.name: template for template in _ALL}

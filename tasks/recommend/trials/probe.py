@@ -1,8 +1,6 @@
-"""Compares the best candidates on real rows, by successive halving within a share of the time.
+"""Compares the best candidates on the data's own rows, in a process with a limit of time.
 
-Round by round, the remaining candidates are trained on a sample that doubles, each in a process of
-its own, and the worse half is dropped (K. Jamieson and A. Talwalkar, 2016). A round's training runs
-its whole schedule within its time.
+`comparison` is what that process does; `told_apart` says which of two results is better for sure.
 """
 
 from __future__ import annotations
@@ -12,86 +10,71 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np  # noqa: TID253 - loaded only to recommend
 
 from trainwright.infra.process import dying_with_parent
 from trainwright.infra.sandbox.client import scrubbed_environment
 from trainwright.tasks.errors import TrainwrightError, from_document
-from trainwright.tasks.recommend.trials.trial import Trial, TrialRequest
+from trainwright.tasks.recommend.trials.comparison import (
+    ComparedModel,
+    Comparison,
+    ComparisonRequest,
+)
+from trainwright.tasks.recommend.trials.trial import Trial
 from trainwright.tasks.runs.model import ModelSource
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.train_spec import TrainSpec
 
-MOST = 3
-"""Candidates that are compared."""
-SHARE = 0.1
-"""of the deadline"""
-_WITHOUT_DEADLINE_S = 120.0
-_START_S = 8.0
-"""until a trial's process trains: its imports, in seconds"""
-_LEAST_S = 2.0
-"""A trial shorter than this says nothing."""
+SHARE, MOST_S = 0.1, 120.0
+"""The time of all trainings together: a share of the deadline, and seconds at most."""
+_START_S = 4.0
+"""until the process trains: its imports, in seconds"""
 _LATE = 4.0
-"""A trial is killed after so many times its own time: another process may slow its steps down."""
-_FIRST_ROWS = 5_000
-Attempt = Callable[[str, int, float], Trial]
-"""Trains the candidate with this name on so many rows for so many seconds."""
+"""The process is killed after so many times its time: another one may slow its steps down."""
 
 
-def budget_s(deadline_s: float | None) -> float:
-    """The time of all trials together, in seconds."""
-    return SHARE * deadline_s if deadline_s is not None else _WITHOUT_DEADLINE_S
+def budget_s(deadline_s: float | None, given_s: float | None = None) -> float:
+    """The time of all trainings together, in seconds. `given_s`: of the job."""
+    if given_s is not None:
+        return given_s
+    return min(MOST_S, SHARE * deadline_s) if deadline_s is not None else MOST_S
 
 
-def halved(names: Sequence[str], total_s: float, run: Attempt) -> dict[str, float]:
-    """The error of each candidate in its last round; those that got further come first.
+def compare(
+    models: Mapping[str, tuple[ModelSource, TrainSpec]],
+    data: DataSpec,
+    seed: int,
+    settings: Settings,
+    limit_s: float,
+    steps: int | None = None,
+) -> Comparison:
+    """What each model reaches in a part of its training, within `limit_s` or with so many steps.
 
-    `total_s` is divided equally among the rounds, and in each among its trials, whose starts count.
-    Empty if that is too little time for a trial, or for one to see its sample once.
+    No result if the time is too short. The process gets no secret. Raises BadInput,
+    TrainwrightError if it fails.
     """
-    rounds = max(1, (len(names) - 1).bit_length())
-    found: dict[str, float] = {}
-    left, rows = list(names), _FIRST_ROWS
-    for _ in range(rounds):
-        each = total_s / rounds / len(left) - _START_S
-        if each < _LEAST_S:
-            break
-        errors = {}
-        for name in left:
-            made = run(name, rows, each)
-            if made.passes < 1:
-                return {}
-            errors[name] = made.error
-        left = sorted(left, key=lambda name: errors[name])
-        found = {name: errors[name] for name in left} | {
-            name: error for name, error in found.items() if name not in errors
-        }
-        left, rows = left[: (len(left) + 1) // 2], 2 * rows
-    return found
-
-
-def trial(
-    model: ModelSource, data: DataSpec, train: TrainSpec, settings: Settings, rows: int, s: float
-) -> Trial:
-    """What a model reaches on a sample within `s` seconds, in a process of its own.
-
-    The process gets no secret. If it is far beyond its time, it is killed and counts as one that
-    never saw its sample. Raises BadInput, TrainwrightError if it fails.
-    """
-    with tempfile.TemporaryDirectory(prefix="trainwright-trial-") as name:
-        request = TrialRequest(
+    nothing = Comparison(trials={}, share=None)
+    if steps is None and limit_s <= _START_S:
+        return nothing
+    with tempfile.TemporaryDirectory(prefix="trainwright-probe-") as folder:
+        request = ComparisonRequest(
             data=data,
             home=str(settings.home),
-            folder=str(model.unpack(Path(name))),
-            entry=model.entry,
-            train=train,
-            rows=rows,
-            limit_s=s,
+            seed=seed,
+            models={
+                name: ComparedModel(
+                    folder=str(model.unpack(Path(folder) / name)), entry=model.entry, train=train
+                )
+                for name, (model, train) in models.items()
+            },
+            limit_s=limit_s - _START_S,
+            steps=steps,
         )
-        command = [sys.executable, "-P", "-m", "trainwright.tasks.recommend.trials.trial"]
-        most_s = _LATE * (_START_S + s)
+        command = [sys.executable, "-P", "-m", "trainwright.tasks.recommend.trials.comparison"]
         try:
             done = subprocess.run(
                 dying_with_parent(command),
@@ -100,14 +83,24 @@ def trial(
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=most_s,
+                timeout=_LATE * limit_s if steps is None else None,
             )
         except subprocess.TimeoutExpired:
-            return Trial(error=math.inf, epochs=0, passes=0.0, seconds=most_s)
+            return nothing
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise TrainwrightError(f"recommend: a trial exited with {done.returncode}: {last}")
+        raise TrainwrightError(f"recommend: a comparison exited with {done.returncode}: {last}")
     answer = json.loads(done.stdout)
     if isinstance(answer.get("error"), dict):
         raise from_document(answer["error"])
-    return Trial.model_validate_json(done.stdout)
+    return Comparison.model_validate_json(done.stdout)
+
+
+def told_apart(better: Trial, worse: Trial) -> bool:
+    """Whether the mean difference of their losses, row by row, is above its standard error."""
+    if not math.isfinite(worse.error) or len(better.losses) != len(worse.losses):
+        return better.error < worse.error
+    gaps = np.array(worse.losses) - np.array(better.losses)
+    if len(gaps) < 2:
+        return better.error < worse.error
+    return float(gaps.mean()) > float(gaps.std(ddof=1)) / math.sqrt(len(gaps))

@@ -133,7 +133,7 @@ def _offers(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _recommend(request: dict[str, Any]) -> dict[str, Any]:
-    from trainwright.tasks.recommend.recommender import advise, offers
+    from trainwright.tasks.recommend.recommender import advise, offers, untrained
 
     structures = {
         name: Structure.model_validate(one) for name, one in request["structures"].items()
@@ -143,7 +143,15 @@ def _recommend(request: dict[str, Any]) -> dict[str, Any]:
     with _job_with_data(request) as (job, pool, data):
         offered = offers(job, data, pool)
         return advise(
-            job, request["given"], job.data, data, offered, pool, structures, settings, calibrations
+            untrained(job),
+            request["given"],
+            job.data,
+            data,
+            offered,
+            pool,
+            structures,
+            settings,
+            calibrations,
         ).document(job.name)
 
 

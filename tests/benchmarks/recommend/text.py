@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import numpy as np
 import torch
-from package_data import bbc_news, phone_tweets
+from package_data import bbc_news, phone_tweets, rated
 from plain_training import accuracy, schema_of, split, trained
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -22,7 +23,16 @@ from sklearn.linear_model import LogisticRegression
 from trainwright.tasks.data.modalities.tokens import Tokenizer, padded, text_length, token_counts
 from trainwright.tasks.recommend.templates import templates
 
-SETS = {"tweets": phone_tweets, "bbc": bbc_news}
+SETS = {
+    "tweets": phone_tweets,
+    "bbc": bbc_news,
+    "movie": partial(rated, "movie"),
+    "nyt": partial(rated, "nyt"),
+    "rated-tweets": partial(rated, "tweets"),
+    "amazon": partial(rated, "amazon"),
+}
+TESTED = ("amazon", "rated-tweets")
+"""Nothing was chosen by them."""
 BAR = -0.5
 
 

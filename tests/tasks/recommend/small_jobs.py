@@ -34,5 +34,10 @@ def table_job(folder: Path, **fields: Any) -> Job:
         "name: one\nhosts: [{name: here, address: localhost, devices: "
         "[{type: emulated, speed: 1.0e6}]}]\nprices: {emulated: 0.5/h, energy: 0.25/kWh}\n"
     )
-    values = {"name": "small", "pool": str(pool), "data": {"uri": str(table)}} | fields
+    values = {
+        "name": "small",
+        "pool": str(pool),
+        "data": {"uri": str(table)},
+        "recommend": {"probe": "never"},
+    } | fields
     return load_job(values)

@@ -30,6 +30,7 @@ def figures(seed: int) -> dict[str, float]:
         "constant_error": float(draw.uniform(0.3, 0.6)),
         "linear_error": float(draw.uniform(0.3, 0.9)),
         "neighbour_error": float(draw.uniform(0.3, 0.9)),
+        "trees_error": float(draw.uniform(0.3, 0.9)),
     }
 
 
@@ -81,7 +82,9 @@ def test_intervals_follow_how_much_errors_of_that_size_vary() -> None:
         noisy = trained(seed, noise=0.5 if of_constant < 0.5 else 0.05)
         table.append(noisy)
     for landmark in (0.3, 0.9):
-        asked = figures(99) | {"linear_error": landmark, "neighbour_error": landmark}
+        asked = figures(99) | dict.fromkeys(
+            ("linear_error", "neighbour_error", "trees_error"), landmark
+        )
         found = predict_metric(asked, TASK, MODEL, table)
         assert found is not None
         widths.append(found.error.median / found.error.low)

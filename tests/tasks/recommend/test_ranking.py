@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.recommend.ranking import AS_GOOD, Contender, ranked
+from trainwright.tasks.recommend.ranking import AS_GOOD, Contender, ranked, ranked_by_rows
 
 errors = st.one_of(st.none(), st.floats(0.001, 10))
 
@@ -35,32 +35,37 @@ def test_the_order_has_each_candidate_once_and_those_that_miss_a_limit_last(
 
 
 @given(contenders())
-def test_the_first_is_as_good_as_the_best_and_spends_least_of_such(
-    given_ones: list[Contender],
-) -> None:
-    order = ranked(given_ones)
-    known = [one for one in given_ones if one.feasible and one.error is not None]
-    if not known:
-        return
-    first = order[0]
-    assert first.error is not None
-    least = min(one.error for one in known if one.error is not None)
-    assert first.error <= least * (1 + AS_GOOD)
-    good = [one for one in known if one.error is not None and one.error <= least * (1 + AS_GOOD)]
-    assert first.spend == min(one.spend for one in good)
-
-
-@given(contenders())
-def test_candidates_beyond_the_best_come_by_error_and_unknown_ones_after_them(
+def test_accuracy_comes_first_cost_only_for_equal_errors_and_unknown_errors_after_them(
     given_ones: list[Contender],
 ) -> None:
     fit = [one for one in ranked(given_ones) if one.feasible]
-    known = [one.error for one in fit if one.error is not None]
+    known = [(one.error, one.spend) for one in fit if one.error is not None]
     assert [one.error is None for one in fit] == sorted(one.error is None for one in fit)
-    if known:
-        worse = [error for error in known if error > min(known) * (1 + AS_GOOD)]
-        assert worse == sorted(worse)
-        assert known[len(known) - len(worse) :] == worse
+    assert known == sorted(known)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.floats(0.001, 1), min_size=1),
+    st.lists(st.floats(1, 100), min_size=4, max_size=4),
+    st.sets(st.sampled_from("abcd")),
+)
+def test_after_a_comparison_on_rows_cost_decides_among_those_that_it_cannot_tell_apart(
+    errors: dict[str, float], spent: list[float], worse: set[str]
+) -> None:
+    spend = dict(zip("abcd", spent, strict=True))
+    order = ranked_by_rows(errors, spend, lambda best, name: name in worse)
+    assert sorted(order) == sorted(errors)
+    least = min(errors.values())
+    best = min(errors, key=lambda name: (errors[name], spend[name], name))
+    equal = [
+        name
+        for name in errors
+        if name == best or (name not in worse and errors[name] <= least * (1 + AS_GOOD))
+    ]
+    assert set(order[: len(equal)]) == set(equal)
+    assert spend[order[0]] == min(spend[name] for name in equal)
+    rest = [errors[name] for name in order[len(equal) :]]
+    assert rest == sorted(rest)
 
 
 @given(contenders(), st.randoms())
