@@ -32,7 +32,7 @@ from trainwright.tasks.spec.train_spec import TrainSpec
 Array = np.ndarray[Any, Any]
 SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 _TIMED_STEPS = (2, 8)
-_LEAST_STEPS = 40
+_LEAST_STEPS = 20
 """A training of fewer steps says nothing."""
 _RESERVE = 1.25
 """A training may take this many times the time that its measured steps foretell."""

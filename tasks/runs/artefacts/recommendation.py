@@ -30,7 +30,8 @@ class Candidate(Value):
         description="on the validation rows, with its 80 % interval; None: no benchmark compares"
     )
     probed_metric: float | None = Field(
-        default=None, description="reached in a short training on a sample; None: not tried"
+        default=None,
+        description="reached on the validation rows in a comparison; None: not compared",
     )
     feasible: bool = Field(description="whether a plan keeps the job's limits")
     duration_s: Interval | None = Field(description="of training, by the best plan")
