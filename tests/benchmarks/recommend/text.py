@@ -54,9 +54,7 @@ def measure(name: str, asked: argparse.Namespace) -> None:
     """One set of texts."""
     texts, labels = SETS[name]()
     classes = int(labels.max()) + 1
-    flat, counts = Tokenizer()(texts)
-    length = text_length(token_counts(texts))
-    tokens = torch.from_numpy(padded(flat, counts, length).astype(np.int64))
+    tokens = tokens_of(texts, torch.arange(len(texts)))
     targets = torch.from_numpy(labels)
     parts = []
     for seed in range(asked.seeds):
@@ -66,10 +64,10 @@ def measure(name: str, asked: argparse.Namespace) -> None:
             rows, held = rows[first], rows[second]
         parts.append((rows, held))
     print(f"{name}: {len(texts)} texts, {classes} classes, {tokens.shape[1]} tokens")
-    baseline = {c: [_baseline(texts, labels, *one, c) for one in parts] for c in (1.0, 10.0)}
-    for c, found in baseline.items():
+    baselines = {c: [baseline(texts, labels, *one, c) for one in parts] for c in (1.0, 10.0)}
+    for c, found in baselines.items():
         print(f"  TF-IDF, logistic regression, C = {c:g}: {_shown(found)}", flush=True)
-    best = baseline[1.0]
+    best = baselines[1.0]
     for template in asked.templates:
         for size in asked.sizes:
             found, started = [], time.process_time()
@@ -89,7 +87,14 @@ def measure(name: str, asked: argparse.Namespace) -> None:
             )
 
 
-def _baseline(
+def tokens_of(texts: list[str], rows: torch.Tensor) -> torch.Tensor:
+    """All texts as tokens, in the length that these rows have."""
+    flat, counts = Tokenizer()(texts)
+    length = text_length(token_counts([texts[row] for row in rows]))
+    return torch.from_numpy(padded(flat, counts, length).astype(np.int64))
+
+
+def baseline(
     texts: list[str], labels: np.ndarray, rows: torch.Tensor, held: torch.Tensor, c: float
 ) -> float:
     vectorizer = TfidfVectorizer()
