@@ -65,8 +65,8 @@ def _first_column_dropped(frame: Any) -> Any:
     return frame.drop(columns=[one for one in frame.columns if one in ("rownames", "Unnamed: 0")])
 
 
-LARGEST = 12_500
-"""Larger sets are a sample of so many rows, which leaves 8,000 to train on."""
+LARGEST = 10_000
+"""Larger sets are a sample of so many rows, which leaves 6,400 to train on."""
 
 
 def _part(folder: Path, item: str, dropped: tuple[str, ...] = ()) -> Any:

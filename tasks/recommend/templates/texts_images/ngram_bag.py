@@ -11,8 +11,17 @@ from trainwright.tasks.recommend.templates.texts_images.text_parts import text_s
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 
 _MOST_WEIGHTS = 2**23
+_LEAST_ROWS = 100
+
+_SCALE = 10
+"""Weights are this many times smaller than those of TF-IDF, so that few steps reach them."""
+_INVERSE_DECAY = 3
+"""C of logistic regression: a training row's loss by the penalty of half the squared weights."""
 
 _MODEL = r'''
+SCALE = $scale
+
+
 class Model(nn.Module):
     """One weight per class for each hashed n-gram of 1 to `grams` words; their order is lost.
 
@@ -28,14 +37,13 @@ class Model(nn.Module):
         self.buckets, self.grams = 2**bits, grams
         self.weight = nn.Embedding(self.buckets, CLASSES)
         self.bias = nn.Parameter(torch.zeros(CLASSES))
-        self.log_scale = nn.Parameter(torch.tensor(10.0).log())
         self.register_buffer("idf", torch.ones(self.buckets))
         self.register_buffer("class_names", torch.full((CLASS_BYTES,), 32, dtype=torch.uint8))
 
     def forward(self, inputs: Tensor) -> Tensor:
         found, weights = self.weighed(inputs)
         outputs: Tensor = (self.weight(found) * weights.unsqueeze(2)).sum(1)
-        return outputs * self.log_scale.exp() + self.bias
+        return SCALE * outputs + self.bias
 
     def weighed(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of n-grams, and of each its weight's share; both (rows, grams · LENGTH)."""
@@ -87,13 +95,18 @@ def _source(schema: DataSchema, config: ModelConfig, header: Header) -> str:
     bits = whole_number(config, "bits")
     while bits > 12 and 2**bits * len(schema.classes or []) > _MOST_WEIGHTS:
         bits -= 1
-    values = {"bits": str(bits), "grams": str(config["grams"])}
+    values = {"bits": str(bits), "grams": str(config["grams"]), "scale": str(_SCALE)}
     return text_source(schema, "Bag of n-grams", _MODEL, header, values)
 
 
 def _recipe(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    decay = _SCALE**2 / (_INVERSE_DECAY * max(_LEAST_ROWS, schema.train_rows))
     return {
-        "train.optimizer": {"name": "adam"},
+        "train.optimizer": {
+            "name": "adam",
+            "weight_decay": float(f"{decay:.3g}"),
+            "decay_exclude": "vectors",
+        },
         "train.learning_rate": 0.01,
         "train.schedule": "cosine",
         "train.global_batch_size": for_rows(schema.train_rows, 64, 1024),
