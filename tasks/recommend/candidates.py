@@ -49,6 +49,8 @@ def candidates(
 
 MOST_COMPARED, MOST_OF_TEMPLATE = 4, 2
 """Candidates that are compared on rows: in all, and of a template."""
+_OVERTRAINED = 1.1
+"""A whole training may end with this many times the error of a shorter one."""
 
 
 def foremost(listed: Sequence[Candidate]) -> list[str]:
@@ -112,16 +114,15 @@ def _spent(candidate: Candidate, objective: str) -> float:
 
 
 def _bounded(task: str, metric: Interval | None, error: float) -> Interval | None:
-    """A prediction that is no worse than what a short training reached."""
+    """A prediction after a short training with this error, which a whole one hardly exceeds."""
     if metric is None or not math.isfinite(error):
         return metric
-    reached = as_metric(task, error)
-    best = max if metric_of(task) == "accuracy" else min
-    return Interval(
-        median=best(metric.median, reached),
-        low=best(metric.low, reached),
-        high=best(metric.high, reached),
+    low, median, high = sorted(
+        as_metric(task, one) for one in (metric.low, metric.median, metric.high)
     )
+    bounded = min(low, error), min(median, error), min(high, error * _OVERTRAINED)
+    ends = sorted(as_metric(task, one) for one in bounded)
+    return Interval(low=ends[0], median=ends[1], high=ends[2])
 
 
 def as_metric(task: str, error: float) -> float:
