@@ -77,7 +77,7 @@ SIZES = ("small", "medium", "large")
 
 
 _PROBE_WORDS = {True: "always", False: "never"}
-Probe = Annotated[
+WhenProbed = Annotated[
     Literal["auto", "always", "never"],
     BeforeValidator(lambda given: _PROBE_WORDS[given] if isinstance(given, bool) else given),
 ]
@@ -94,7 +94,7 @@ class RecommendOptions(Document):
     top: int = Field(
         default=5, ge=1, le=100, description="how many candidates the recommendation lists at most"
     )
-    probe: Probe = Field(
+    probe: WhenProbed = Field(
         default="auto",
         description="train the best few candidates for a short time and order them by what they "
         "reach on the same rows; auto: if their predictions do not tell them apart; true and "
