@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - only code that runs models imports this
@@ -40,7 +40,7 @@ class BatchLoss:
     def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The mean, a scalar with a gradient. Raises BadInput if the loss is none."""
         given = self._function(outputs, targets)
-        if not isinstance(given, tuple):
+        if not isinstance(given, tuple | list):
             return _scalar(given)
         total, weight = self._pair(given)
         mean: torch.Tensor = total / weight
@@ -55,7 +55,7 @@ class BatchLoss:
         gate = _Gate() if torch.is_grad_enabled() and (self._own or not samples) else None
         given = self._function(outputs if gate is None else gate.before(outputs), targets)
         weight: Any = float(samples)
-        if isinstance(given, tuple):
+        if isinstance(given, tuple | list):
             given, weight = self._pair(given)
             given = given / weight
         elif self._weight_of is not None:
@@ -65,7 +65,7 @@ class BatchLoss:
             gate.is_open = weight > 0
         return given, weight
 
-    def _pair(self, given: tuple[Any, ...]) -> tuple[torch.Tensor, Any]:
+    def _pair(self, given: Sequence[Any]) -> tuple[torch.Tensor, Any]:
         if self._weight_of is not None:
             raise BadInput(
                 "loss: returned a pair, and the model's source has loss_weight too; allowed: a "
