@@ -18,7 +18,7 @@ from trainwright.tasks.spec.csv_spec import CsvSpec
 
 BLOCK_BYTES = 64 * 2**20
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_SAMPLE_BYTES = 2**18
+_SAMPLE_BYTES, _PART_BYTES = 2**18, 2**20
 _SEP_LINE = re.compile(r"sep=(.)\r?\n")
 """a first line of Excel, which names the separator"""
 ZEROS = re.compile(rb"""(?:^|[,;\t|"'\s])-?0[0-9]""")
@@ -84,17 +84,25 @@ def _encoding(block: bytes) -> str:
         if max(low, high) < len(first) // 4:
             raise ValueError("it is not text: it holds zero bytes")
         return "utf-16-be" if low > high else "utf-16-le"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(block, len(block) < BLOCK_BYTES)
-    except UnicodeDecodeError:
-        lenient = block.decode("utf-8", "replace")
-        if any(ord(letter) > 127 and letter != "\ufffd" for letter in set(lenient)):
-            raise ValueError(
-                "its texts are neither all UTF-8 nor all in another encoding; allowed: one, which "
-                "data.csv.encoding may name"
-            ) from None
-        return "cp1252" if not re.search(rb"[\x81\x8d\x8f\x90\x9d]", block) else "latin-1"
-    return "utf-8"
+    letters = _letters(block)
+    if "\ufffd" not in letters:
+        return "utf-8"
+    if any(ord(letter) > 127 and letter != "\ufffd" for letter in letters):
+        raise ValueError(
+            "its texts are neither all UTF-8 nor all in another encoding; allowed: one, which "
+            "data.csv.encoding may name"
+        )
+    return "latin-1" if re.search(rb"[\x81\x8d\x8f\x90\x9d]", block) else "cp1252"
+
+
+def _letters(block: bytes) -> set[str]:
+    """The characters of UTF-8 text, with U+FFFD for what is none."""
+    decoder, letters = codecs.getincrementaldecoder("utf-8")("replace"), set[str]()
+    for at in range(0, len(block), _PART_BYTES):
+        part = block[at : at + _PART_BYTES]
+        if not part.isascii() or decoder.getstate()[0]:
+            letters |= set(decoder.decode(part))
+    return letters | (set(decoder.decode(b"", True)) if len(block) < BLOCK_BYTES else set())
 
 
 def _columns(text: str, separator: str, cut: bool) -> list[str] | None:
@@ -139,7 +147,7 @@ def with_columns(
                 f"data.csv.text_columns: got {name!r}; allowed: columns: "
                 f"{', '.join(schema.names[:20])}"
             )
-    left = {*left, *(spec.text_columns or ())}
+    left = {"", *left, *(spec.text_columns or ())}
     whole = [one.name for one in schema if pa.types.is_integer(one.type) and one.name not in left]
     codes = list(spec.text_columns or ())
     if spec.text_columns is None and whole and zeros:

@@ -76,6 +76,7 @@ def csv_form_of(
 
     form = file_form(path, spec, used)
     first = first_rows(path, form)
+    require_names(first.schema)
     names = dict(zip(first.schema.names, csv_reader(path, form, {}).schema.names, strict=True))
     with path.open("rb") as file:
         zeros = ZEROS.search(file.read(csv_form.BLOCK_BYTES)) is not None
@@ -84,7 +85,7 @@ def csv_form_of(
         return first_rows(path, form, [names[name] for name in wanted])
 
     form = with_columns(form, spec, first, as_texts, left, zeros=zeros)
-    texts = [one.name for one in first.schema if pa.types.is_string(one.type)]
+    texts = [one.name for one in first.schema if one.name and pa.types.is_string(one.type)]
     spaced = [
         name for name in texts if name not in (*left, *form.numbers) and _spaced(first.column(name))
     ]
@@ -118,7 +119,9 @@ def read_csv(
     form, notes = csv_form_of(path, spec, used, left)
     texts = {*form.numbers, *form.texts}
     known = {name: pa.string() for name in schema.names if name.strip() in texts}
-    while path.stat().st_size > csv_form.BLOCK_BYTES:  # else the first block was the whole
+    # As UTF-8, a text of another encoding may have up to three times as many bytes.
+    size = path.stat().st_size * (1 if form.encoding == "utf-8" else 3)
+    while size > csv_form.BLOCK_BYTES:  # else the first block was the whole
         try:
             for _ in csv_reader(path, form, known):
                 pass

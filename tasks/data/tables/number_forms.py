@@ -14,9 +14,8 @@ from trainwright.tasks.runs.artefacts.data_schema import NumberForm
 from trainwright.tasks.spec.csv_spec import CsvSpec
 
 _CLASSES = {" ": "[ \u00a0\u2009\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
-_AFFIX = re.compile(
-    r"^[-+]?\s*([€$£¥])|([€$£¥%]|\b(?:EUR|USD|GBP|CHF|JPY))\s*$|^[-+]?\s*(EUR|USD|GBP|CHF|JPY)\b"
-)
+_SIGNS = "[€$£¥%]|EUR|USD|GBP|CHF|JPY"
+_AFFIX = re.compile(rf"^[-+]?\s*({_SIGNS})\s*[-+\d.,]|\d\s*({_SIGNS})$")
 _MARKS = [
     (".", ""), (",", ""), (".", ","), (",", "."), (",", " "), (".", " "), (".", "'"), (",", "'"),
 ]  # fmt: skip
@@ -53,10 +52,11 @@ def number_forms(
 
 def _forms(texts: Any, spec: CsvSpec) -> list[NumberForm]:
     """The forms by which all texts are numbers and that the job permits, the plainest first."""
-    if not len(texts) or not any(one.isdigit() for one in texts[0].as_py()):
+    first = texts.slice(0, _FIRST).to_pylist()
+    if not first or not any(letter.isdigit() for letter in first[0]):
         return []
-    found = _AFFIX.search(texts[0].as_py().strip())
-    affix = next((part for part in found.groups() if part), "") if found else ""
+    found = next((match for text in first if (match := _AFFIX.search(text))), None)
+    affix = (found[1] or found[2]) if found else ""
     forms = [
         NumberForm(decimal=mark, thousands=thousands, affix=affix) for mark, thousands in _MARKS
     ]
@@ -85,18 +85,24 @@ def _example(texts: Any) -> str:
     return str((marked if len(marked) else texts)[0].as_py())[:40]
 
 
-def pattern(form: NumberForm) -> str:
-    """The regular expression of a form's numbers, without affix."""
+def _body(form: NumberForm) -> str:
+    """The regular expression of a form's numbers, without sign and affix."""
     mark = _CLASSES[form.decimal]
-    plain = rf"\d+({mark}\d*)?|{mark}\d+"
+    plain = rf"\d+(?:{mark}\d*)?|{mark}\d+"
     if not form.thousands:
-        return rf"^[-+]?({plain})([eE][-+]?\d+)?$"
-    return rf"^[-+]?([1-9]\d{{0,2}}({_CLASSES[form.thousands]}\d{{3}})+({mark}\d*)?|{plain})$"
+        return rf"(?:{plain})(?:[eE][-+]?\d+)?"
+    grouped = rf"[1-9]\d{{0,2}}(?:{_CLASSES[form.thousands]}\d{{3}})+(?:{mark}\d*)?"
+    return rf"(?:{grouped}|{plain})"
 
 
-ANY_NUMBER = "|".join(
-    f"({pattern(NumberForm(decimal=mark, thousands=thousands))})" for mark, thousands in _MARKS
+def _pattern(form: NumberForm) -> str:
+    return rf"^[-+]?{_body(form)}$"
+
+
+_BODIES = "|".join(
+    _body(NumberForm(decimal=mark, thousands=thousands)) for mark, thousands in _MARKS
 )
+ANY_NUMBER = rf"^\s*[-+]?\s*(?:{_SIGNS})?\s*[-+]?(?:{_BODIES})\s*(?:{_SIGNS})?\s*$"
 """the regular expression of a number in any form"""
 
 
@@ -104,7 +110,7 @@ def _bare(texts: Any, form: NumberForm) -> Any:
     """The texts without white space and affix around them."""
     from pyarrow import compute
 
-    texts = compute.utf8_trim_whitespace(texts)
+    texts = compute.replace_substring(compute.utf8_trim_whitespace(texts), "\u2212", "-")
     if form.affix:
         affix = re.escape(form.affix)
         texts = compute.replace_substring_regex(texts, rf"^([-+]?)\s*{affix}\s*", r"\1")
@@ -116,7 +122,7 @@ def _all_match(texts: Any, form: NumberForm) -> bool:
     from pyarrow import compute
 
     return bool(
-        compute.all(compute.match_substring_regex(_bare(texts, form), pattern(form))).as_py()
+        compute.all(compute.match_substring_regex(_bare(texts, form), _pattern(form))).as_py()
     )
 
 
@@ -126,7 +132,7 @@ def as_numbers(texts: Any, form: NumberForm, name: str) -> Any:
     from pyarrow import compute
 
     bare = _bare(texts, form)
-    fits = compute.match_substring_regex(bare, pattern(form))
+    fits = compute.match_substring_regex(bare, _pattern(form))
     if compute.all(fits).as_py() is False:
         wrong = texts[compute.index(fits, False).as_py()]
         raise ValueError(

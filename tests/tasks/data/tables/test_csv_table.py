@@ -33,7 +33,10 @@ def opened(folder: Path, content: str | bytes, **fields: Any) -> TableSource:
         ('x,y\n"1\u202f234,5",a\n"1\u00a0000",b\n', [1234.5, 1000], "written as 1 234,5"),
         ("x,y\n1'234.5,a\n10,b\n", [1234.5, 10], "written as 1'234.5"),
         ("x,y\n12 %,a\n7.5%,b\n", [12, 7.5], "written as 1234.5 %"),
-        ("x,y\n$5,a\n-$7.25,b\n", [5, -7.25], "written as 1234.5 $"),
+        ("x,y\n$5,a\n-$7.25,b\n$-1,c\n", [5, -7.25, -1], "written as 1234.5 $"),
+        ("x,y\n0,a\n12 EUR,b\n", [0, 12], "written as 1234.5 EUR"),
+        ("x,y\n\u22121.5,a\n2,b\n", [-1.5, 2], "written as 1234.5"),
+        ("x,,y,\n1,p,a,\n2,q,b,\n", [1, 2], None),
         ('x,y\n"1.234,50 €",a\n"7,00 €",b\n', [1234.5, 7], "written as 1.234,5 €"),
         ("x,y\n00145,a\n12,b\n", ["00145", "12"], "are codes, not numbers"),
         (" x , y\n yes ,a\nyes,b\n", ["yes", "yes"], "white space around values is removed"),
@@ -84,6 +87,11 @@ def test_what_the_job_says_of_a_file_is_done(tmp_path: Path) -> None:
     turkish = "x:y\nş:a\nz:b\n".encode("iso8859-9")
     found = opened(tmp_path, turkish, separator=":", encoding="iso8859-9")
     assert (found.read()["x"].to_pylist(), found.notes) == (["ş", "z"], ())
+
+
+def test_names_that_are_alike_without_white_space_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the column 'x' occurs twice"):
+        opened(tmp_path, "x,x ,y\n1,2,a\n")
 
 
 def test_a_late_value_of_another_form_is_refused(
