@@ -364,7 +364,7 @@ def test_rows_that_do_not_fit_are_refused_with_one_line(
         ("nothing.csv", "there is no such file"),
         ("bad.parquet", "rows: bad.parquet can't be read: "),
         ("bad.csv", "rows: bad.csv can't be read: "),
-        ("twice.csv", "rows: twice.csv: the column 'a' occurs twice"),
+        ("twice.csv", "the column 'a' occurs twice"),
         ("empty.csv", "rows: empty.csv can't be read: "),
         ("bad.npz", "rows: bad.npz can't be read: "),
     ],
