@@ -105,10 +105,12 @@ def test_dates_beside_the_time_of_series_are_covariates(tmp_path: Path) -> None:
 def test_rows_to_predict_hold_the_dates_themselves(tmp_path: Path) -> None:
     dates = {"day": [f"day {part}" for part in PARTS]}
     columns = [*dates["day"], "x"]
+    model = load(write(tmp_path, day=DAYS, x=range(40), label=CLASSES)).schema
+    model = model.model_copy(update={"dates": dates})
     parquet.write_table(pa.table({"x": [1.0, 2.0], "day": DAYS[:2]}), tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("day,x\n2026-01-01,1\n2026-01-02,2\n")
     for name in ("t.parquet", "t.csv"):
-        rows = TableRows.open(tmp_path / name, [], dates)
+        rows = TableRows.open(tmp_path / name, model, [])
         assert set(columns) == set(rows.schema.names)
         [batch] = rows.batches(columns, 10)
         assert [list(one.values()) for one in batch.to_pylist()] == [
@@ -117,10 +119,10 @@ def test_rows_to_predict_hold_the_dates_themselves(tmp_path: Path) -> None:
         ]
     (tmp_path / "t.csv").write_text("day,x\nMonday,1\n")
     with pytest.raises(BadInput, match="'day' holds texts; the run's model takes dates"):
-        TableRows.open(tmp_path / "t.csv", [], dates)
+        TableRows.open(tmp_path / "t.csv", model, [])
     (tmp_path / "t.csv").write_text("x\n1\n")
     with pytest.raises(BadInput, match=r"t.csv has no column 'day'; the run's model takes its"):
-        TableRows.open(tmp_path / "t.csv", [], dates)
+        TableRows.open(tmp_path / "t.csv", model, [])
 
 
 def test_a_column_of_dates_without_a_value_has_parts_without_one() -> None:
