@@ -9,6 +9,7 @@ then freed as soon as the backward pass has read it. So `torch.utils.checkpoint`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +70,15 @@ class StorageEvents(NamedTuple):
     """1: made; -1: freed; 0: a workspace, which is freed at once"""
 
 
+class _EventOrder(NamedTuple):
+    """`StorageEvents` at any batch size: with codes instead of bytes."""
+
+    places: NDArray[Any]
+    numbers: NDArray[Any]
+    codes: NDArray[Any]
+    signs: NDArray[Any]
+
+
 class Region(NamedTuple):
     """What is recomputed together: a call of a module, or several that follow each other."""
 
@@ -84,11 +94,9 @@ class StepSimulation:
     def __init__(self, step: RecordedStep, batch_size: int) -> None:
         import numpy as np
 
-        workspaces = [operation_workspace_bytes(one, batch_size) for one in step.operations]
         self.lifetimes = lives = step.lifetimes
-        self._bytes_of = np.array(
-            [*(max(0.0, line(batch_size)) for line in lives.sizes), *workspaces, 0.0]
-        )
+        self._step = step
+        self._bytes_of = _bytes_of(step, batch_size)
         self._numbers, self._codes, self._signs = lives.events()
         self._first = len(lives.start)
         made = self._signs > 0
@@ -97,7 +105,19 @@ class StepSimulation:
         ended = np.flatnonzero(self._signs < 0)
         self._deaths[self._numbers[ended]] = ended
         self._kept = {one.number: one for one in lives.kept}
+        self._kept_by: dict[int, list[int]] = {}
+        """by call: the storages that are kept for it"""
+        for one in lives.kept:
+            for saver, _ in one.saves:
+                self._kept_by.setdefault(saver, []).append(one.number)
         self._regions: dict[str, list[Region]] = {}
+        self._orders: dict[frozenset[str], _EventOrder] = {}
+
+    def at(self, batch_size: int) -> StepSimulation:
+        """The same step at another batch size; what does not depend on it is computed once."""
+        found = copy.copy(self)
+        found._bytes_of = _bytes_of(self._step, batch_size)
+        return found
 
     def live_bytes(self, recomputed: Collection[str] = ()) -> LiveBytes:
         """The bytes alive if these modules are recomputed.
@@ -114,6 +134,13 @@ class StepSimulation:
 
     def events(self, recomputed: Collection[str] = ()) -> StorageEvents:
         """What is made and freed if these modules are recomputed, in order."""
+        key = frozenset(recomputed)
+        if key not in self._orders:
+            self._orders[key] = self._order(key)
+        places, numbers, codes, signs = self._orders[key]
+        return StorageEvents(places, numbers, self._bytes_of[codes], signs)
+
+    def _order(self, recomputed: Collection[str]) -> _EventOrder:
         import numpy as np
 
         changes = _Changes(self, self.outermost(recomputed))
@@ -132,11 +159,11 @@ class StepSimulation:
             signs = np.concatenate([signs, added[:, 3]])
             numbers = np.concatenate([numbers, np.full(len(added), -1, dtype=np.int64)])
         by_time = np.lexsort((order, places))
-        return StorageEvents(
+        return _EventOrder(
             places[by_time],
-            numbers[by_time],
-            self._bytes_of[codes[by_time]],
-            signs[by_time],
+            numbers[by_time].astype(np.int32),
+            codes[by_time].astype(np.int32),
+            signs[by_time].astype(np.int8),
         )
 
     def peak_bytes(self, recomputed: Collection[str] = ()) -> float:
@@ -247,6 +274,15 @@ class StepSimulation:
         return found
 
 
+def _bytes_of(step: RecordedStep, batch_size: int) -> NDArray[Any]:
+    """Bytes by code; 0 for the last one."""
+    import numpy as np
+
+    workspaces = [operation_workspace_bytes(one, batch_size) for one in step.operations]
+    sizes = (max(0.0, line(batch_size)) for line in step.lifetimes.sizes)
+    return np.array([*sizes, *workspaces, 0.0])
+
+
 class _Changes:
     """What recomputing some calls changes: when storages are freed, and the events it adds."""
 
@@ -280,7 +316,9 @@ class _Changes:
             for place, (call, _) in enumerate(self._chosen)
             for number in range(*self._made_in(call))
         }
-        for number in {*inside, *step._kept, *self._holders}:
+        # A storage that no region makes, keeps or is given is freed as without recomputation.
+        saved = {one for call in self._by_call for one in step._kept_by.get(call, ())}
+        for number in {*inside, *saved, *self._holders}:
             birth, death = int(step._births[number]), int(step._deaths[number])
             if not self._is_kept(birth, death):
                 if death < (held := self._holders.get(number, -1)):

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from trainwright.estimator.memory.recomputation import StepSimulation
 from trainwright.estimator.memory.recompute_candidates import exclusive, runs, worthwhile
 from trainwright.estimator.memory.solver import SLOPE, solved
-from trainwright.estimator.structure import RecordedStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +30,8 @@ _MOST_MODULES, _MOST_RUNS = 128, 128
 """Candidates."""
 _LEAST_GAIN = 0.002
 """Modules that keep less than this share of all that is kept are not worth recomputing."""
-_NODES, _NODES_ALONE = 200, 20_000
-"""Limits of the search, with and without runs."""
+_NODES, _NODES_ALONE = 1, 200
+"""Limits of the search, with and without runs: further nodes only prove that a choice is best."""
 _TOLERANCE = 2e-6
 """What HiGHS may exceed a constraint by, relative to the plain peak, is kept free."""
 
@@ -48,10 +47,10 @@ class ChosenModules:
 class RecomputeChoice:
     """The modules of a recorded step that may be recomputed, at a batch size."""
 
-    def __init__(self, step: RecordedStep, batch_size: int, modules: Collection[str] = ()) -> None:
+    def __init__(self, simulation: StepSimulation, modules: Collection[str] = ()) -> None:
         """`modules`: as of `recompute_candidates.runs`; empty: there are no runs."""
         self._modules, self._alone = modules, 0
-        self.simulation = StepSimulation(step, batch_size)
+        self.simulation = simulation
         self.plain_bytes = self.simulation.peak_bytes()
         """the peak without recomputation"""
 

@@ -215,8 +215,9 @@ def _levels(problem: PlanningProblem, curves: RecomputingCurves) -> Iterator[_Na
         for kind in kinds
     )
     at_once = 1 << max(0, math.floor(math.log2(max(1.0, least))))
+    leanest = _leanest(problem, curves)
     while at_once < 2 * most:
-        yield _by_curve(
+        names = _by_curve(
             problem,
             {
                 kind.index: _names(
@@ -225,8 +226,11 @@ def _levels(problem: PlanningProblem, curves: RecomputingCurves) -> Iterator[_Na
                 for kind in kinds
             },
         )
+        yield names
+        if names == leanest:  # as for more samples
+            return
         at_once *= 2
-    yield _leanest(problem, curves)
+    yield leanest
 
 
 def _names(
@@ -258,10 +262,7 @@ def _leanest(problem: PlanningProblem, curves: RecomputingCurves) -> _Names:
     """What makes a step's memory least, for every kind."""
     return _by_curve(
         problem,
-        {
-            kind.index: curves.choice(kind.knots[-1]).leanest().names
-            for kind in problem.topology.kinds
-        },
+        {kind.index: curves.leanest(kind.curve) for kind in problem.topology.kinds},
     )
 
 

@@ -47,19 +47,44 @@ def actions_of(
     """
     if layout.has_stages:
         return stage_actions(layout, layers, units)
-    ranks = len(layout.pipelines)
-    group = tuple(range(ranks)) if ranks > 1 else ()
-    parts = max(len(pipeline.micro_batches) for pipeline in layout.pipelines)
-    trained = [one for one in layers if one.parameters]
-    summed = [one for one in trained if layout.how(one.name) == "sum"]
-    ends = _ends(chunks_of_bytes(summed, layout.chunk_bytes))
-    work = [
-        action
-        for part in range(parts)
-        for action in _micro_batch(layout, layers, part, group, ends if part == parts - 1 else {})
-    ]
-    own = [*work, *_finish(layout, layers, work, group)]
-    return [own for _ in range(ranks)]
+    parts = StepParts(layout, layers)
+    work = [action for part in range(parts.count) for action in parts.of(part)]
+    own = [*work, *parts.finish()]
+    return [own for _ in layout.pipelines]
+
+
+class StepParts:
+    """The actions of every rank of a layout without stages, by micro-batch."""
+
+    def __init__(self, layout: Layout, layers: Sequence[LayerFacts]) -> None:
+        self._layout, self._layers = layout, layers
+        self._ranks = len(layout.pipelines)
+        self._group = tuple(range(self._ranks)) if self._ranks > 1 else ()
+        self.count = max(len(pipeline.micro_batches) for pipeline in layout.pipelines)
+        """of micro-batches"""
+        trained = [one for one in layers if one.parameters]
+        summed = [one for one in trained if layout.how(one.name) == "sum"]
+        self._ends = _ends(chunks_of_bytes(summed, layout.chunk_bytes))
+
+    def of(self, part: int) -> list[Action]:
+        """The actions of one micro-batch; those of the last one start what ranks do together."""
+        ends = self._ends if part == self.count - 1 else {}
+        return [*_micro_batch(self._layout, self._layers, part, self._group, ends)]
+
+    def alike_after(self, part: int) -> int:
+        """How many micro-batches after this one have as many samples, without the last one."""
+        sizes = [one.micro_batches for one in self._layout.pipelines]
+        end = part + 1
+        while end < self.count - 1 and all(
+            own[part : part + 1] == own[end : end + 1] for own in sizes
+        ):
+            end += 1
+        return end - part - 1
+
+    def finish(self) -> list[Action]:
+        """What follows the last micro-batch."""
+        work = self.of(self.count - 1)
+        return [*_finish(self._layout, self._layers, work, self._group)]
 
 
 def _ends(chunks: Sequence[GradientChunk]) -> dict[str, list[GradientChunk]]:

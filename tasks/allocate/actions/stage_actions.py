@@ -50,7 +50,9 @@ def stage_actions(
     parts = stage_parts(layout, layers, units)
     holders = holders_of(parts, layers)
     groups = {
-        layer.name: _several(rank for rank, part in enumerate(parts) if layer in part.layers)
+        layer.name: _several(
+            rank for rank, part in enumerate(parts) if layer.name in part.layer_names
+        )
         for layer in layers
     }
     joint = _joint_transfers(layout, layers, groups, holders)

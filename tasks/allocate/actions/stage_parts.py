@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,11 @@ class StagePart:
     after: int | None
     cut_before: str
     """the last unit of the stage before"""
+
+    @functools.cached_property
+    def layer_names(self) -> frozenset[str]:
+        """Of `layers`."""
+        return frozenset(layer.name for layer in self.layers)
 
     @property
     def cut_after(self) -> str:
@@ -119,13 +125,14 @@ def holders_of(
 
     One that several units use is held by all ranks that compute one of them.
     """
-    found = {}
-    for layer in layers:
-        for name in layer.parameters:
-            found[name] = tuple(
-                rank
-                for rank, part in enumerate(parts)
-                if any(layer.name in unit.layers or name in unit.tied for unit in part.units)
-                or layer in part.layers
-            )
-    return found
+    used = [
+        {name for unit in part.units for name in unit.layers} | part.layer_names for part in parts
+    ]
+    tied = [{name for unit in part.units for name in unit.tied} for part in parts]
+    return {
+        name: tuple(
+            rank for rank in range(len(parts)) if layer.name in used[rank] or name in tied[rank]
+        )
+        for layer in layers
+        for name in layer.parameters
+    }

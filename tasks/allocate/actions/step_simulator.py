@@ -23,12 +23,13 @@ from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.predict.pass_cost import PassCost
 from trainwright.estimator.structure import LayerFacts, Unit
 from trainwright.tasks.allocate.actions.action import COMPUTE, TRANSFERS, Action
-from trainwright.tasks.allocate.actions.actions import actions_of
+from trainwright.tasks.allocate.actions.actions import StepParts, actions_of
 from trainwright.tasks.allocate.actions.network import RankNetwork
 from trainwright.tasks.allocate.actions.own_work import OwnWork, own_work
 from trainwright.tasks.allocate.actions.transfer_sizes import Moved, TransferSizes
 from trainwright.tasks.runs.artefacts.layout import Layout
 
+_ROUNDING = 1e-9
 _SAME_START, _MOST_PLAYED = 0.01, 4
 """Starts that differ by a smaller share of the step are the same; a step is played as often."""
 
@@ -49,9 +50,12 @@ class SimulatedStep:
     step_s: float
     """from the beginning of a step to that of the next one"""
     events: list[tuple[Action, Any, Any]]
-    """action, and arrays over ranks of its begin and end; not a number: the rank does not do it"""
+    """action, and arrays over ranks of its begin and end; not a number: the rank does not do it.
+    None of them if only the step's time was asked for."""
     sent_bytes: list[float]
     """by rank"""
+    computed_s: list[float]
+    """seconds that each rank computes"""
     on_wire: dict[str, tuple[float, float]] = field(default_factory=dict)
     """begin and end of each transfer and message, by name"""
 
@@ -62,17 +66,6 @@ class SimulatedStep:
             for action, begins, ends in self.events
             if begins[rank] == begins[rank]
         ]
-
-    def compute_s(self) -> list[float]:
-        """Seconds that each rank computes."""
-        import numpy as np
-
-        total: Any = np.zeros(len(self.sent_bytes))
-        for action, begins, ends in self.events:
-            if action.kind in COMPUTE:
-                total += np.nan_to_num(ends - begins)
-        found: list[float] = total.tolist()
-        return found
 
     def seconds(self, rank: int) -> dict[str, float]:
         """A rank's seconds by what it does: compute, or wait for others and for transfers."""
@@ -105,11 +98,20 @@ class StepSimulator:
         self._times: dict[tuple[int, int], tuple[Any, float]] = {}
         self._of_all: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
-    def __call__(self, layout: Layout, *, averages: bool = True) -> SimulatedStep:
+    def __call__(
+        self, layout: Layout, *, averages: bool = True, events: bool = True
+    ) -> SimulatedStep:
         """The step of a layout; without `averages`, one that ends without an average.
 
-        Raises ValueError if its actions can't be executed.
+        Without `events`, which is quicker, they are left out. Raises ValueError if its actions
+        can't be executed.
         """
+        if not events and averages and not layout.has_stages:
+            sizes = TransferSizes(layout, self._layers)
+            parts = StepParts(layout, self._layers)
+            return play_parts(
+                parts, len(layout.pipelines), self._seconds(layout), sizes.of, self._network
+            )
         lists = actions_of(layout, self._layers, self._units)
         if not averages and not layout.has_stages:
             between = [action for action in lists[0] if action.kind != "average"]
@@ -117,9 +119,9 @@ class StepSimulator:
         sizes = TransferSizes(layout, self._layers, self._units)
         seconds, passes = self._seconds(layout), self._passes
         if passes is None or not layout.has_stages:
-            return play(lists, seconds, sizes.of, self._network)
+            return play(lists, seconds, sizes.of, self._network, events=events)
         own = own_work(lists, self._curves, passes, seconds, sizes.of)
-        return play(lists, seconds, sizes.of, self._network, own, passes.delay_s)
+        return play(lists, seconds, sizes.of, self._network, own, passes.delay_s, events=events)
 
     def _seconds(self, layout: Layout) -> Callable[[Action], Any]:
         """The seconds of each computation, on every rank: a numpy array."""
@@ -199,24 +201,58 @@ def play(
     network: RankNetwork,
     own: OwnWork | None = None,
     delay_s: float = 0.0,
+    *,
+    events: bool = True,
 ) -> SimulatedStep:
     """Play lists of actions; `seconds` gives an array over ranks.
 
-    `own` is work beside those, and `delay_s` of a message that beside the link's time.
-    Raises ValueError for lists that can not end (`action_check`).
+    `own` is work beside those, and `delay_s` of a message that beside the link's time. `events`:
+    whether the result has them. Raises ValueError for lists that can not end (`action_check`).
     """
-    import numpy as np
-
     alike = all(one is lists[0] for one in lists)
-    starts = np.zeros(len(lists))
-    for _ in range(_MOST_PLAYED):
-        playing = _Playing(starts, seconds, moved, network)
+
+    def once(starts: Any) -> _Playing:
+        playing = _Playing(starts, seconds, moved, network, events=events)
         playing.own, playing.delay_s = own or {}, delay_s
         if alike:
             for action in lists[0]:
                 playing.alike(action)
         else:
             playing.apart(lists)
+        return playing
+
+    playing, step_s = _until_steady(once, len(lists))
+    return playing.result(lists, step_s)
+
+
+def play_parts(
+    parts: StepParts,
+    ranks: int,
+    seconds: Callable[[Action], Any],
+    moved: Callable[[Action], Moved],
+    network: RankNetwork,
+) -> SimulatedStep:
+    """The same of ranks that all do the same, without events.
+
+    Micro-batches that add as much as the one before are not played one by one.
+    """
+
+    def once(starts: Any) -> _Playing:
+        playing = _Playing(starts, seconds, moved, network, events=False)
+        playing.parts(parts)
+        return playing
+
+    playing, step_s = _until_steady(once, ranks)
+    return playing.result([], step_s)
+
+
+def _until_steady(once: Callable[[Any], _Playing], ranks: int) -> tuple[_Playing, float]:
+    """A step whose ranks begin as much apart as they end, with its seconds."""
+    import numpy as np
+
+    starts = np.zeros(ranks)
+    for _ in range(_MOST_PLAYED):
+        playing = once(starts)
         step_s = float((playing.now - starts).max())
         if not playing.on_wire:  # no rank waits for another
             break
@@ -224,7 +260,7 @@ def play(
         if float(np.abs(following - starts).max()) <= _SAME_START * step_s:
             break
         starts = following
-    return playing.result(lists, step_s)
+    return playing, step_s
 
 
 class _Playing:
@@ -236,9 +272,17 @@ class _Playing:
         seconds: Callable[[Action], Any],
         moved: Callable[[Action], Moved],
         network: RankNetwork,
+        *,
+        events: bool,
     ) -> None:
         """`starts`: when each rank begins."""
         import numpy as np
+
+        self._has_events = events
+        self._costs: dict[tuple[str, str, int, bool], list[float]] = {}
+        """seconds of a computation by rank"""
+        self.computed = np.zeros(len(starts))
+        """seconds that each rank has computed"""
 
         self._ranks = ranks = len(starts)
         self._seconds, self._moved, self._network = seconds, moved, network
@@ -263,16 +307,52 @@ class _Playing:
 
         before = self.now
         if action.kind in COMPUTE:
-            self.now = before + self._seconds(action)
+            work_s = self._seconds(action)
+            self.now = before + work_s
+            self.computed = self.computed + work_s
         elif action.kind in TRANSFERS:
             begins, ends = self._transfer(action, before)
             if action.started:
-                self._spans.append((action, begins, ends))
+                if self._has_events:
+                    self._spans.append((action, begins, ends))
                 return
             self.now = np.maximum(before, ends)
         else:
             self.now = np.maximum(before, self._arrived[action.name])
-        self._spans.append((action, before, self.now))
+        if self._has_events:
+            self._spans.append((action, before, self.now))
+
+    def parts(self, parts: StepParts) -> None:
+        """The micro-batches of a step that all ranks do alike, and what follows them.
+
+        When starts and ends of all ranks and links have moved by the same time in a micro-batch (or
+        nothing was sent), the next one with as many samples moves them by that again, since they
+        depend on each other by sums and maxima only.
+        """
+        import numpy as np
+
+        part = 0
+        while part < parts.count:
+            before = self._state()
+            for action in parts.of(part):
+                self.alike(action)
+            more = self._state() - before
+            times, again = more[:3], parts.alike_after(part)
+            sends = bool(times[1:].any())
+            if again and (not sends or np.ptp(times) <= _ROUNDING * times.max()):
+                self.now, self.sending, self.receiving, self.sent, self.computed = (
+                    self._state() + again * more
+                )
+                part += again
+            part += 1
+        for action in parts.finish():
+            self.alike(action)
+
+    def _state(self) -> Any:
+        """Arrays over ranks: all that later actions begin with, and what was done."""
+        import numpy as np
+
+        return np.array([self.now, self.sending, self.receiving, self.sent, self.computed])
 
     def _transfer(self, action: Action, reached: Any) -> tuple[Any, Any]:
         """When a transfer begins and ends for each rank, by when its ranks have come: arrays."""
@@ -329,9 +409,14 @@ class _Playing:
 
         before = float(self.now[rank])
         if action.kind in COMPUTE:
-            self.now[rank] += self._seconds(action)[rank]
+            key = (action.kind, action.layer, action.micro_batch, action.joint)
+            if key not in self._costs:
+                self._costs[key] = self._seconds(action).tolist()
+            work_s = self._costs[key][rank]
             if action.begins:
-                self.now[rank] += self.own.get((rank, action.name), 0.0)
+                work_s += self.own.get((rank, action.name), 0.0)
+            self.now[rank] += work_s
+            self.computed[rank] += work_s
         else:
             if action.kind == "send":
                 self._send(action, before)
@@ -348,7 +433,8 @@ class _Playing:
             if action.name not in self._arrived:
                 return False
             self.now[rank] = max(before, float(self._arrived[action.name][rank]))
-        self._note(rank, action, before, float(self.now[rank]))
+        if self._has_events:
+            self._note(rank, action, before, float(self.now[rank]))
         return True
 
     def _note(self, rank: int, action: Action, begin: float, end: float) -> None:
@@ -360,9 +446,11 @@ class _Playing:
 
     def result(self, lists: Sequence[Sequence[Action]], step_s: float) -> SimulatedStep:
         """The whole step, which takes so long."""
-        if not all(one is lists[0] for one in lists):
+        if self._has_events and not all(one is lists[0] for one in lists):
             for rank, actions in enumerate(lists):
                 for action in actions:
                     if action.started:
                         self._note(rank, action, *self.on_wire[action.name])
-        return SimulatedStep(step_s, self._spans, self.sent.tolist(), self.on_wire)
+        return SimulatedStep(
+            step_s, self._spans, self.sent.tolist(), self.computed.tolist(), self.on_wire
+        )

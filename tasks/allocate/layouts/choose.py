@@ -129,7 +129,7 @@ class LayoutChoice:
         key = frozenset(syncs.items())
         if key not in self._simulated:
             layout = self.layout(syncs)
-            with_resends = self._resends.added(layout, self._simulate(layout))
+            with_resends = self._resends.added(layout, self._simulate(layout, events=False))
             self._simulated[key] = SimulatedLayout(*with_resends, self.shortage(layout))
         return self._simulated[key]
 
@@ -149,7 +149,9 @@ class LayoutChoice:
             sizes = [layout.chunk_bytes]
         tried = [layout.model_copy(update={"chunk_bytes": size}) for size in sizes]
         found = [
-            SimulatedLayout(*self._resends.added(one, self._simulate(one)), self.shortage(one))
+            SimulatedLayout(
+                *self._resends.added(one, self._simulate(one, events=False)), self.shortage(one)
+            )
             for one in tried
         ]
         good = min(each.step.step_s for each in found) * (1 + _ALIKE)

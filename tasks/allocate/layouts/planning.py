@@ -228,7 +228,7 @@ def _configured(
     work_j = sum(
         kind.extra_w * (after - before)
         for kind, before, after in zip(
-            kinds, base.step.compute_s(), one.step.compute_s(), strict=True
+            kinds, base.step.computed_s, one.step.computed_s, strict=True
         )
         if math.isfinite(kind.extra_w)
     )
@@ -242,7 +242,7 @@ def _configured(
 def _least_s(result: Configuration, one: SimulatedLayout) -> float:
     """Seconds that no step is below: computing and the last sum, or all sums, by `plan.cost`."""
     topology, layers = result.topology, result.topology.model.estimate.layers
-    slowest_s = max(map(sum, zip(one.step.compute_s(), _loops_s(result), strict=True)))
+    slowest_s = max(map(sum, zip(one.step.computed_s, _loops_s(result), strict=True)))
     whole = sum(layer.parameter_bytes for layer in layers)
     summed = sum(layer.parameter_bytes for layer in layers if one.layout.how(layer.name) == "sum")
     sent = topology.model.estimate.gradient_bytes * (summed / whole if whole else 1.0)

@@ -65,10 +65,11 @@ def why_not_between(
     """
     if len(layout.pipelines) == 1:
         return "only one pipeline holds it"
-    held = holders_of(parts, layers)
+    alike = [one for one in layers if one.parameters.keys() & layer.parameters.keys()]
+    held = holders_of(parts, alike)
     for rank in sorted({rank for name in layer.parameters for rank in held[name]}):
         part, device = parts[rank], layout.devices[rank]
-        if layer not in part.layers:
+        if layer.name not in part.layer_names:
             return f"the stage of {device} uses its weight, and another one of its pipeline has it"
         if layer.name in part.recomputed:
             return f"{device} computes it again in the backward pass, which would send again"

@@ -78,7 +78,7 @@ class StageSyncs:
         held = [
             device
             for device, part in zip(self._layout.devices, self._parts, strict=True)
-            if layer in part.layers
+            if layer.name in part.layer_names
         ]
         fastest = max(self._speeds[one] for one in held)
         counts = shares(total, [round(1e6 * self._speeds[one] / fastest) for one in held])

@@ -47,7 +47,7 @@ def configured(
     )
     work_j = sum(
         kind.extra_w * seconds
-        for kind, seconds in zip(kinds, step.compute_s(), strict=True)
+        for kind, seconds in zip(kinds, step.computed_s, strict=True)
         if math.isfinite(kind.extra_w)
     )
     step_s = step.step_s + loop_s

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.tasks.allocate.actions.network import RankNetwork
-from trainwright.tasks.allocate.actions.step_simulator import StepSimulator
+from trainwright.tasks.allocate.actions.step_simulator import SimulatedStep, StepSimulator
 from trainwright.tasks.allocate.layouts.choose import links_between
 from trainwright.tasks.allocate.layouts.memory import Shortage
 from trainwright.tasks.allocate.layouts.permitted import require_permitted
@@ -164,7 +165,8 @@ class PipelinePlanner:
         links = links_between(self._model, devices)
         network = RankNetwork.of(devices, links)
         passes = self._model.estimate.pass_cost
-        simulate = StepSimulator(self._layers, curves, network, self._units, passes)
+        simulator = StepSimulator(self._layers, curves, network, self._units, passes)
+        simulate = functools.partial(simulator, events=False)
         resends = Resends(self._layers, devices, network, self._search.memory.tensors - 1)
         layouts = self._with_dense(self._layout(divided), simulate, resends)
         if not layouts:
@@ -178,7 +180,7 @@ class PipelinePlanner:
         )
         parts = max(len(one.micro_batches) for one in layout.pipelines)
         configuration = configured(self._problem, layout, placed, step, parts)
-        compute = step.compute_s()
+        compute = step.computed_s
         bubble = 1 - sum(compute) / (len(compute) * step.step_s) if step.step_s > 0 else 0.0
         normalises = any(one.batch_statistics for one in self._units)
         words = pipeline_in_words(layout, self._layers, bubble, normalises=normalises)
@@ -220,7 +222,7 @@ class PipelinePlanner:
         )
 
     def _with_dense(
-        self, layout: Layout, simulate: StepSimulator, resends: Resends
+        self, layout: Layout, simulate: Callable[[Layout], SimulatedStep], resends: Resends
     ) -> list[Layout]:
         """The layout with its dense layers kept equal between pipelines as the job says.
 

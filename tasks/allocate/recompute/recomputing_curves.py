@@ -11,11 +11,13 @@ h is the resident memory of a byte that is held (`memory.step_memory`).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots, LayerCost, line_through
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.estimator.memory.recomputation import StepSimulation
 from trainwright.estimator.memory.recompute_choice import RecomputeChoice
 from trainwright.estimator.memory.recompute_names import covered
 from trainwright.estimator.memory.step_memory import recomputed_safe_bytes
@@ -41,29 +43,48 @@ class RecomputingCurves:
 
     def __init__(self, step: RecordedStep, units: Sequence[Unit] = ()) -> None:
         """`units`: the model's; without them, modules are recomputed one by one."""
-        self._step = step
+        self._simulation = StepSimulation(step, 1)
         self._modules = {module for unit in units for module in unit.modules}
         self._choices: dict[int, RecomputeChoice] = {}
+        self._too_many: dict[tuple[int, float], int] = {}
+        """by curve and memory limit: the fewest samples that fit with no choice"""
+        self._leanest: dict[int, tuple[str, ...]] = {}
 
     def choice(self, batch_size: int) -> RecomputeChoice:
         """What may be recomputed in a step of so many samples."""
         if batch_size not in self._choices:
-            self._choices[batch_size] = RecomputeChoice(self._step, batch_size, self._modules)
+            self._choices[batch_size] = RecomputeChoice(
+                self._simulation.at(batch_size), self._modules
+            )
         return self._choices[batch_size]
 
     def names_for(self, curve: DeviceCurve, batch_size: int, limit_bytes: float) -> tuple[str, ...]:
         """The cheapest modules with which a device's memory holds so many samples.
 
-        If none suffice: those with which a step takes the least memory.
+        If none suffice: those with which a step of the curve's largest batch takes least memory.
         """
-        choice = self.choice(batch_size)
         if curve.device_memory_bytes(batch_size) <= limit_bytes:
             return ()
+        key = id(curve), limit_bytes
+        if batch_size >= self._too_many.get(key, math.inf):
+            return self.leanest(curve)
+        choice = self.choice(batch_size)
         over = curve.device_memory_bytes(batch_size) + library_bytes(curve) - limit_bytes
         per_byte = -recomputed_safe_bytes(0.0, 1.0, 0.0)
         seconds = {name: forward_s(curve, [name], batch_size) for name in choice.names}
         found = choice.cheapest(choice.plain_bytes - over / per_byte, seconds)
-        return choice.leanest().names if found is None else found.names
+        if found is None:
+            self._too_many[key] = batch_size
+            return self.leanest(curve)
+        return found.names
+
+    def leanest(self, curve: DeviceCurve) -> tuple[str, ...]:
+        """The modules with which a step of the curve's largest batch takes the least memory."""
+        assert curve.time_knots is not None
+        largest = curve.time_knots.sizes[-1]
+        if largest not in self._leanest:
+            self._leanest[largest] = self.choice(largest).leanest().names
+        return self._leanest[largest]
 
     def share(self, curve: DeviceCurve, names: Sequence[str], samples: int) -> RecomputedShare:
         """What these modules save and take in a pass of so many samples."""

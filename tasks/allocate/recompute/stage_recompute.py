@@ -24,7 +24,7 @@ from trainwright.tasks.allocate.recompute.recomputing_curves import RecomputingC
 
 _LEAST_SHARE = 1e-3
 """Candidates that save less than this share of what all candidates save are left out."""
-_NODES = 2_000
+_NODES = 20
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class StagePlanner:
             estimate.layers, curves, network, estimate.units, estimate.pass_cost
         )
         step = simulator(layout)
-        return StepTimes(step.step_s, dict(zip(layout.devices, step.compute_s(), strict=True)))
+        return StepTimes(step.step_s, dict(zip(layout.devices, step.computed_s, strict=True)))
 
     def _model(self, slower: Mapping[str, float]) -> CostModel:
         return CostModel(self._job, self._pool, self._estimate, self._data, slower=slower)

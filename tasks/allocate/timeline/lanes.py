@@ -60,7 +60,7 @@ def shown_ranks(step: SimulatedStep) -> list[int]:
 
     The latter are evenly spread from the one that computes least to the one that computes most.
     """
-    work = step.compute_s()
+    work = step.computed_s
     count = len(work)
     if count <= MOST_RANKS:
         return list(range(count))

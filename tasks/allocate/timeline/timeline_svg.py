@@ -111,7 +111,7 @@ def _head(
         ]
     if simulated.layout.has_stages and simulated.step.step_s:
         step = simulated.step
-        idle = 1 - sum(step.compute_s()) / (len(step.sent_bytes) * step.step_s)
+        idle = 1 - sum(step.computed_s) / (len(step.sent_bytes) * step.step_s)
         words.append(f"Devices wait for {plain(100 * idle, 2)} % of it.")
     if measured.step_s:
         words.append(

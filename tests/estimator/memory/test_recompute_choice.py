@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_models import FAMILIES, chain_step, step_of
 
+from trainwright.estimator.memory.recomputation import StepSimulation
 from trainwright.estimator.memory.recompute_choice import RecomputeChoice
 from trainwright.estimator.memory.recompute_names import covered
 from trainwright.estimator.trace.trace import trace
@@ -22,7 +23,7 @@ _BATCH = 64
 def _choice(family: str) -> RecomputeChoice:
     step = trace(step_of(family), 16).recorded_step()
     assert step is not None
-    return RecomputeChoice(step, _BATCH)
+    return RecomputeChoice(StepSimulation(step, _BATCH))
 
 
 def _all_choices(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -83,7 +84,7 @@ def _chain(*, runs: bool) -> RecomputeChoice:
     step = structure.recorded_step()
     assert step is not None
     modules = {one for unit in structure.units for one in unit.modules}
-    return RecomputeChoice(step, 4096, modules if runs else ())
+    return RecomputeChoice(StepSimulation(step, 4096), modules if runs else ())
 
 
 def _layers_in(name: str) -> float:

@@ -39,7 +39,7 @@ def test_like_stages_wait_for_the_bubble_of_their_schedule(
     layout = stage_layout(([1] * 8, [1, 2, 3]), units=units, schedule=schedule)
     step = step_of(layers, units, layout)
     assert step.step_s == pytest.approx((8 * 3 + bubble) * MS, rel=1e-3)
-    assert step.compute_s() == pytest.approx([24 * MS] * 4)
+    assert step.computed_s == pytest.approx([24 * MS] * 4)
 
 
 def test_more_micro_batches_make_the_bubble_smaller() -> None:
@@ -95,7 +95,7 @@ def test_a_step_is_no_shorter_than_its_work_and_a_faster_network_makes_it_no_lon
         for bandwidth in (bytes_per_s, bytes_per_s * faster)
     )
     assert fast.step_s <= slow.step_s * (1 + 1e-9)
-    for rank, compute_s in enumerate(slow.compute_s()):
+    for rank, compute_s in enumerate(slow.computed_s):
         assert compute_s <= slow.step_s * (1 + 1e-9)
         assert slow.sent_bytes[rank] == pytest.approx(fast.sent_bytes[rank])
         spent = slow.seconds(rank)
@@ -111,7 +111,7 @@ def test_uneven_micro_batches_take_the_time_of_their_samples(
     layers, units = chain(3)
     step = step_of(layers, units, stage_layout((parts, [1, 2]), units=units, schedule=schedule))
     # One without samples runs a sample.
-    assert step.compute_s() == pytest.approx([3 * MS * sum(max(1, one) for one in parts)] * 3)
+    assert step.computed_s == pytest.approx([3 * MS * sum(max(1, one) for one in parts)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_passes_take_the_ranks_own_work_too(kind: str, own_ms: float, longer: li
         pass_s=own_ms * MS - 1e-4, message_s=1e-4, byte_s=0, delay_s=0, layer_s=0, measured=True
     )
     step = StepSimulator(layers, curves, network(2, 1e15), units, cost)(layout)
-    assert step.compute_s() == pytest.approx([(24 + 8 * sum(longer)) * MS] * 2)
+    assert step.computed_s == pytest.approx([(24 + 8 * sum(longer)) * MS] * 2)
     assert step.step_s == pytest.approx((27 + 9 * sum(longer)) * MS, rel=1e-2)
 
 

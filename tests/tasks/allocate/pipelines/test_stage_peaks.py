@@ -87,7 +87,8 @@ def test_a_stage_that_recomputes_what_saves_most_needs_less(family: str) -> None
     what, structure = _stage(family, 0, 2, 8), _structure(family)
     step = structure.recorded_step()
     assert step is not None
-    choice = RecomputeChoice(step, _SIZE, {one for unit in structure.units for one in unit.modules})
+    modules = {one for unit in structure.units for one in unit.modules}
+    choice = RecomputeChoice(StepSimulation(step, _SIZE), modules)
     own = {layer for unit in structure.units[what.first : what.end] for layer in unit.layers}
     order = [one.name for one in structure.layer_work]
     inside = [one for one in choice.names if covered([one], order) <= own]

@@ -72,7 +72,7 @@ def test_bars_of_a_lane_follow_each_other_and_cover_what_was_simulated(
         bars = compute_lane(step, rank, least_s)
         exact = compute_lane(step, rank, 0.0)
         done_s = sum(bar.end_s - bar.begin_s for bar in exact if bar.kind in COMPUTE)
-        assert done_s == pytest.approx(step.compute_s()[rank], rel=1e-6, abs=1e-12)
+        assert done_s == pytest.approx(step.computed_s[rank], rel=1e-6, abs=1e-12)
         covered_s = sum(bar.end_s - bar.begin_s for bar in exact)
         assert sum(bar.end_s - bar.begin_s for bar in bars) >= covered_s * (1 - 1e-9)
         for before, after in itertools.pairwise(bars):
