@@ -301,12 +301,18 @@ class DeviceCurve(FrozenModel):
         """A bound on the bytes of a rank with this step, its process included."""
         return self.safe_memory_bytes(batch_size) + self.process_bytes
 
-    def memory_line(self, batch_size: int) -> Affine:
-        """`device_memory_bytes` up to a batch size, as the line through both ends."""
-        most = max(2, batch_size)
+    def memory_line(self, batch_size: int, need_bytes: float, micro_batches: int = 1) -> Affine:
+        """The memory up to a batch size at which it is `need_bytes`, as a line.
+
+        It rises as `device_memory_bytes` does between both ends. Neither part is below zero: a
+        stage of a pipeline needs less than the whole model, of which the curve is.
+        """
+        pieces = max(1, min(micro_batches, batch_size))
+        most = max(2, math.ceil(batch_size / pieces))
         least_bytes, most_bytes = self.device_memory_bytes(1), self.device_memory_bytes(most)
-        slope = (most_bytes - least_bytes) / (most - 1)
-        return Affine(fixed=least_bytes - slope, per_sample=slope)
+        slope = max(0.0, most_bytes - least_bytes) / (most - 1) / pieces
+        slope = min(slope, need_bytes / batch_size)
+        return Affine(fixed=max(0.0, need_bytes - slope * batch_size), per_sample=slope)
 
 
 def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:

@@ -7,7 +7,7 @@ or a stated assumption.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +25,14 @@ IDLE_SHARE = 0.15
 
 An assumption, because makers state none. On H100, A100 and L40S a context adds 26 to 66 W to the
 power of the bare board (arXiv:2605.23918).
+"""
+LINK_SHARE, LINK_LATENCY_S = 0.5, 30e-6
+"""The share of a link's peak that a sum among devices of a host reaches, and its latency.
+
+Of NVLink, NCCL reached 0.83 on A100 (249 of 300 GB/s), 0.45 on V100 (68 of 150) and 0.56 on GH200
+(251 of 450); of PCIe with 16 lanes 0.69 on RTX 2080 (10.8 of 15.8) and 0.25 on four RTX 3090 (7.9
+of 31.5): the fits of links inside a host in the artifact of Sailor (SOSP 2025, eth-easl/sailor).
+The latency is an assumption.
 """
 _IDLE_SOURCE = (
     f"assumed: {IDLE_SHARE:.0%} of board power; size as in https://arxiv.org/abs/2605.23918"
@@ -49,6 +57,10 @@ class DeviceType:
     load_w: float
     source: str
     other_sources: dict[str, str] = field(default_factory=dict)
+    link: str | None = None
+    """what connects it with other devices of its kind on a host; None: the host's memory"""
+    link_bytes_per_s: float | None = None
+    """of that in one direction, at its peak"""
 
     @property
     def is_gpu(self) -> bool:
@@ -60,6 +72,7 @@ class DeviceType:
         """The source of each figure by its name; a peak's name is like `peak_flops.fp32`."""
         names = [f"peak_flops.{dtype}" for dtype in self.peak_flops]
         names += ["bandwidth_bytes_per_s", "memory_bytes", "idle_w", "load_w"]
+        names += ["link_bytes_per_s"] if self.link else []
         return {name: self.other_sources.get(name, self.source) for name in names}
 
 
@@ -70,6 +83,7 @@ def _gpu(
     memory: float,
     load: float,
     source: str,
+    link: tuple[str, float],
     **other: str,
 ) -> DeviceType:
     flops = {
@@ -78,8 +92,19 @@ def _gpu(
         if peak
     }
     sources = {f"peak_flops.{key}": text for key, text in other.items()} | {"idle_w": _IDLE_SOURCE}
+    if link[0].startswith("PCIe"):
+        sources["link_bytes_per_s"] = f"{link[0]} by the device's datasheet; {_PCIE}"
     return DeviceType(
-        name, flops, bandwidth * 1e9, memory * 2**30, IDLE_SHARE * load, load, source, sources
+        name,
+        flops,
+        bandwidth * 1e9,
+        memory * 2**30,
+        IDLE_SHARE * load,
+        load,
+        source,
+        sources,
+        link[0],
+        link[1] * 1e9,
     )
 
 
@@ -111,8 +136,13 @@ _FP64_32ND, _FP64_64TH = (
 )
 _SPARSE = "half of the sparse figure in the device's datasheet"
 _ASSUMED = "assumed, for each core"
+_PCIE = "8 and 16 GT/s a lane, 128b/130b: https://pcisig.com/faq"
+_PCIE_3, _PCIE_4 = ("PCIe 3.0 x16", 15.75), ("PCIe 4.0 x16", 31.5)
+# Half of what datasheets state, which is of both directions together.
+_NVLINK_1, _NVLINK_2, _NVLINK_3 = ("NVLink 1", 80.0), ("NVLink 2", 150.0), ("NVLink 3", 300.0)
+_NVLINK_4, _NVLINK_5 = ("NVLink 4", 450.0), ("NVLink 5", 900.0)
 
-# (fp64, fp32, bf16, tf32) in TFLOP/s, GB/s, GiB, W
+# (fp64, fp32, bf16, tf32) in TFLOP/s, GB/s, GiB, W; the link in one direction in GB/s
 _TYPES = (
     _gpu(
         "nvidia-m40-12gb",
@@ -121,6 +151,7 @@ _TYPES = (
         12,
         250,
         f"{_M40} (12 GB: its 2015 issue)",
+        _PCIE_3,
         fp64=_FP64_32ND,
         bf16=_NO_HALF,
     ),
@@ -131,10 +162,11 @@ _TYPES = (
         16,
         300,
         f"{_IMAGES}/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)",
+        _NVLINK_1,
         bf16=_FP16,
     ),
-    _gpu("nvidia-v100-16gb", (7.8, 15.7, 125, None), 900, 16, 300, _V100, bf16=_FP16),
-    _gpu("nvidia-v100-32gb", (7.8, 15.7, 125, None), 900, 32, 300, _V100, bf16=_FP16),
+    _gpu("nvidia-v100-16gb", (7.8, 15.7, 125, None), 900, 16, 300, _V100, _NVLINK_2, bf16=_FP16),
+    _gpu("nvidia-v100-32gb", (7.8, 15.7, 125, None), 900, 32, 300, _V100, _NVLINK_2, bf16=_FP16),
     _gpu(
         "nvidia-t4",
         (0.25, 8.1, 65, None),
@@ -142,6 +174,7 @@ _TYPES = (
         16,
         70,
         f"{_DOCS}/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf",
+        _PCIE_3,
         fp64=_FP64_32ND,
         bf16=_FP16,
     ),
@@ -152,10 +185,11 @@ _TYPES = (
         24,
         150,
         f"{_DOCS}/Data-Center/a10/pdf/a10-datasheet.pdf",
+        _PCIE_4,
         fp64=_FP64_64TH,
     ),
-    _gpu("nvidia-a100-40gb", (9.7, 19.5, 312, 156), 1555, 40, 400, _A100),
-    _gpu("nvidia-a100-80gb", (9.7, 19.5, 312, 156), 2039, 80, 400, _A100),
+    _gpu("nvidia-a100-40gb", (9.7, 19.5, 312, 156), 1555, 40, 400, _A100, _NVLINK_3),
+    _gpu("nvidia-a100-80gb", (9.7, 19.5, 312, 156), 2039, 80, 400, _A100, _NVLINK_3),
     _gpu(
         "nvidia-l4",
         (0.47, 30.3, 121, 60),
@@ -163,6 +197,7 @@ _TYPES = (
         24,
         72,
         f"{_RESOURCES}/en-us-data-center-overview/l4-gpu-datasheet",
+        _PCIE_4,
         fp64=_FP64_64TH,
         bf16=_SPARSE,
         tf32=_SPARSE,
@@ -174,6 +209,7 @@ _TYPES = (
         48,
         350,
         f"{_RESOURCES}/en-us-l40s/l40s-datasheet-28413",
+        _PCIE_4,
         fp64=_FP64_64TH,
     ),
     _gpu(
@@ -183,6 +219,7 @@ _TYPES = (
         24,
         350,
         f"{_GA102}, table 9",
+        _PCIE_4,
         fp64=_FP64_64TH,
     ),
     _gpu(
@@ -192,6 +229,7 @@ _TYPES = (
         24,
         450,
         f"{_ADA}, appendix A",
+        _PCIE_4,
         fp64=_FP64_64TH,
     ),
     _gpu(
@@ -201,6 +239,7 @@ _TYPES = (
         80,
         700,
         f"{_RESOURCES}/en-us-gpu-resources/h100-datasheet-24306 (SXM)",
+        _NVLINK_4,
         bf16=_SPARSE,
         tf32=_SPARSE,
     ),
@@ -211,6 +250,7 @@ _TYPES = (
         141,
         700,
         _H200,
+        _NVLINK_4,
         bf16=_SPARSE,
         tf32=_SPARSE,
     ),
@@ -221,6 +261,7 @@ _TYPES = (
         180,
         1000,
         "https://www.nvidia.com/en-us/data-center/hgx/ (HGX B200, an eighth)",
+        _NVLINK_5,
         bf16=_SPARSE,
         tf32=_SPARSE,
     ),
@@ -231,6 +272,7 @@ _TYPES = (
         192,
         750,
         _MI300X,
+        ("Infinity Fabric", 448.0),
     ),
     # A core of a recent server CPU: 8 fp32 lanes x 2 FMA x 2 FLOP x 3 GHz, and its share of the
     # socket's bandwidth and power.
@@ -252,6 +294,16 @@ def known_type(name: str) -> DeviceType:
             f"device type: got {name[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
         )
     return DEVICE_TYPES[name]
+
+
+def summing_type(device_types: Collection[str]) -> str | None:
+    """The type of devices that sum gradients among each other (NCCL): NVIDIA GPUs of one type.
+
+    None: others sum in the memory of their hosts.
+    """
+    types = set(device_types)
+    only = next(iter(types)) if len(types) == 1 else ""
+    return only if only.startswith("nvidia-") else None
 
 
 def half_precision(device_type: str) -> Literal["bf16", "fp16"]:

@@ -28,6 +28,7 @@ from trainwright.tasks.allocate.batch_choice import batch_rule, choose_batch
 from trainwright.tasks.allocate.description import described, searched
 from trainwright.tasks.allocate.front import explored, front, point
 from trainwright.tasks.allocate.infeasible.binding_limits import infeasible
+from trainwright.tasks.allocate.infeasible.nearest_limit import MOST_DEVICES, nearest_limit
 from trainwright.tasks.allocate.layout_search import JointChoice, with_devices
 from trainwright.tasks.allocate.layouts.choose import links_between
 from trainwright.tasks.allocate.layouts.permitted import require_effect
@@ -69,6 +70,28 @@ def make_plan(
     Raises BadInput, or Infeasible with the binding limit and the nearest feasible deadline and
     budget.
     """
+
+    def make(job: Job) -> Plan:
+        return _made(job, pool, estimate, data, free, now, most_accumulation, continues)
+
+    try:
+        return make(job)
+    except Infeasible as error:
+        count = len(usable(pool, job) if free is None else free)
+        raise nearest_limit(error, job, make) if count <= MOST_DEVICES else error from None
+
+
+def _made(
+    job: Job,
+    pool: Pool,
+    estimate: Estimate,
+    data: DataSchema,
+    free: Sequence[Device] | None,
+    now: datetime | None,
+    most_accumulation: int | None,
+    continues: bool,
+) -> Plan:
+    """As `make_plan`; a nearest limit is that of the fastest or cheapest plan that was found."""
     started = time.perf_counter()
     devices = usable(pool, job) if free is None else list(free)
     if len(devices) < job.devices.min_count:
@@ -276,8 +299,7 @@ def planned(
     plan's layout, and `compute_s` what it computes of a step; None: those of data parallel.
     """
     kind = model.kind(device)
-    summed, line = model.memory_bytes(kind, batch, accumulation), kind.curve.memory_line(batch)
-    added = 0.0 if need_bytes is None else need_bytes - summed
+    need = model.memory_bytes(kind, batch, accumulation) if need_bytes is None else need_bytes
     step_s, curve = kind.curve.step_time(batch, accumulation), kind.curve
     if compute_s is not None:
         low, high = (compute_s * factor for factor in (curve.low_factor, curve.high_factor))
@@ -289,8 +311,8 @@ def planned(
         step_time_s=step_s,
         loop_s=kind.curve.loop_part_s(batch, accumulation),
         most_batch_size=most,
-        peak_memory_bytes=summed if need_bytes is None else need_bytes,
-        memory_bytes=line.model_copy(update={"fixed": line.fixed + added}),
+        peak_memory_bytes=need,
+        memory_bytes=kind.curve.memory_line(batch, need, accumulation),
         power=power_of(kind.curve),
         mode=kind.curve.mode,
     )

@@ -213,6 +213,8 @@ class DeviceKind(BaseModel):
     load_w: float
     source: str
     other_sources: dict[str, str]
+    link: str | None
+    link_bytes_per_s: float | None
     sources: dict[str, str]
 
 

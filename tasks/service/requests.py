@@ -24,7 +24,9 @@ from trainwright.tasks.spec.train_spec import Optimizer, TrainSpec
 
 MAX_BATCH = MOST_BATCH
 MAX_DEVICES = 10_000
-MAX_OPERATIONS = 100_000
+MAX_LAYERS, MAX_UNITS = 5_000, 2_000
+MAX_OPERATIONS, MAX_EVENTS = 20_000, 200_000
+"""of a structure: operations, and storages that are made or freed"""
 MAX_ROWS = 10**12
 MAX_SIZE = 10**8
 """of one dimension of a sample, and of the number of classes"""
@@ -69,6 +71,15 @@ class SentStructure(Structure):
             raise ValueError(f"a batch_size of 1 to {MAX_BATCH}, not {self.batch_size}")
         if min(self.parameters, self.parameter_bytes, self.accumulation) < 0:
             raise ValueError("counts of zero or more")
+        lives = self.lifetimes
+        for name, count, most in (
+            ("layers", len(self.layer_work), MAX_LAYERS),
+            ("units", len(self.units), MAX_UNITS),
+            ("operations", len(self.trace), MAX_OPERATIONS),
+            ("events", 0 if lives is None else len(lives.start) + len(lives.step), MAX_EVENTS),
+        ):
+            if count > most:
+                raise ValueError(f"{most} {name} at most, not {count}")
         return self
 
 

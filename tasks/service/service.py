@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ class ServiceLimits:
     waiting: int = 32
     timeout_s: float = 120.0
     """of one request; long, because a plan may measure this machine first"""
+    read_timeout_s: float = 20.0
+    """of one request of a caller who may only read, which measures nothing"""
     trace_memory_bytes: int = 8 * 2**30
     """of address space, of which torch alone maps several GiB"""
     compute_memory_bytes: int = 4 * 2**30
@@ -75,6 +78,7 @@ class Service:
     ) -> None:
         capacity = capacity or ServiceLimits()
         self._settings = settings
+        self._read_timeout_s = min(capacity.read_timeout_s, capacity.timeout_s)
         self.receiver = limits.Receiver()
         self.served = ServedFiles(settings, folders)
         self.records = Records(settings)
@@ -126,12 +130,12 @@ class Service:
         request = validated(EstimateRequest, limits.parse(body), "request")
         if request.model is not None:
             caller.needs_run("a model's code")
-        answer = await self._work.do(key, partial(self._estimate, request))
+        answer = await self._work.do(key, partial(self._estimate, request, caller))
         if request.model is None:  # then the answer depends only on the request
             self._cache.put(key, answer, _FOREVER)
         return answer
 
-    async def _estimate(self, request: EstimateRequest) -> bytes:
+    async def _estimate(self, request: EstimateRequest, caller: Caller) -> bytes:
         structure: Structure | None = request.structure
         if request.model is not None:
             traced = StructureRequest(
@@ -150,7 +154,7 @@ class Service:
             "device_type": request.device_type,
             "calibration": calibration.model_dump(mode="json") if calibration else None,
         }
-        return await self._computed(asked, _FOREVER)
+        return await self._computed(asked, _FOREVER, caller)
 
     async def plan(self, body: bytes, caller: Caller) -> bytes:
         """`trainwright plan --json`, also if nothing is feasible."""
@@ -171,7 +175,7 @@ class Service:
         return answer
 
     async def _plan(self, request: PlanRequest, pool: Pool, caller: Caller) -> bytes:
-        schema = await self._schema(request)
+        schema = await self._schema(request, caller)
         structure: Structure | None = request.structure
         if request.model is not None:
             traced = StructureRequest(
@@ -192,7 +196,7 @@ class Service:
             "calibrations": [one.model_dump(mode="json") for one in request.calibrations],
             "may_measure": caller.role == "run",
         }
-        plan = await self._computed(asked, PLAN_LIFETIME_S)
+        plan = await self._computed(asked, PLAN_LIFETIME_S, caller)
         return await asyncio.to_thread(_with_held, plan, pool, request, self._settings)
 
     async def recommend(self, body: bytes, caller: Caller) -> bytes:
@@ -204,9 +208,9 @@ class Service:
             pool: Pool = request.pool
         else:
             pool = await asyncio.to_thread(self.served.pool, request.pool)
-        return await self._work.do(key, partial(self._recommend, request, pool))
+        return await self._work.do(key, partial(self._recommend, request, pool, caller))
 
-    async def _recommend(self, request: RecommendRequest, pool: Pool) -> bytes:
+    async def _recommend(self, request: RecommendRequest, pool: Pool, caller: Caller) -> bytes:
         data = await asyncio.to_thread(self.served.data, request.data)
         asked = {
             "job": request.job() | {"data": data.model_dump(mode="json")},
@@ -214,12 +218,13 @@ class Service:
             "pool": pool.model_dump(mode="json") if request.pool else None,
             "calibrations": [one.model_dump(mode="json") for one in request.calibrations],
         }
-        offered = json.loads(await self._computed(asked | {"call": "offers"}, 0.0))
+        offered = json.loads(await self._computed(asked | {"call": "offers"}, 0.0, caller))
         structures = {}
         for one in offered:
             traced = validated(StructureRequest, one["request"], "request")
             structures[one["name"]] = json.loads(await self._structure(traced, slot=False))
-        return await self._computed(asked | {"call": "recommend", "structures": structures}, 0.0)
+        asked |= {"call": "recommend", "structures": structures}
+        return await self._computed(asked, 0.0, caller)
 
     async def pool(self, name: str | None) -> bytes:
         """`trainwright pool --json`, and the hosts that runs wait for. Raises NotFound.
@@ -243,7 +248,7 @@ class Service:
         pools, models = await asyncio.to_thread(self.served.names)
         return json.dumps({"pools": pools, "models": models, "layouts": LAYOUT_WORDS}).encode()
 
-    async def _schema(self, request: PlanRequest) -> DataSchema:
+    async def _schema(self, request: PlanRequest, caller: Caller) -> DataSchema:
         if request.data_schema is not None:
             return request.data_schema
         if request.rows is not None:
@@ -251,7 +256,7 @@ class Service:
         spec = await asyncio.to_thread(self.served.data, request.data)
         lifetime_s = _FOREVER if spec.uri.startswith("builtin:") else 0.0
         asked = {"call": "schema", "data": spec.model_dump(mode="json")}
-        return DataSchema.model_validate_json(await self._computed(asked, lifetime_s))
+        return DataSchema.model_validate_json(await self._computed(asked, lifetime_s, caller))
 
     async def _structure(self, request: StructureRequest, *, slot: bool) -> bytes:
         """A model's structure, cached or traced now, in its own slot or in its caller's."""
@@ -263,13 +268,16 @@ class Service:
             self._cache.put(model.key, kept, _FOREVER)
         return kept
 
-    async def _computed(self, request: dict[str, Any], lifetime_s: float) -> bytes:
+    async def _computed(self, request: dict[str, Any], lifetime_s: float, caller: Caller) -> bytes:
         key = content_key("computed", json.dumps(request, sort_keys=True))
         kept = self._cache.get(key)
         if kept is None:
-            outcome = await self.compute.ask(request)
+            bounds = self.compute.limits
+            if caller.role == "read":
+                bounds = dataclasses.replace(bounds, timeout_s=self._read_timeout_s)
+            outcome = await self.compute.ask(request, limits=bounds)
             if not outcome.answer:
-                raise BadInput(f"request: the work {outcome.failure(self.compute.limits)}")
+                raise BadInput(f"request: the work {outcome.failure(bounds)}")
             kept = outcome.answer
             with contextlib.suppress(Infeasible):  # an answer too
                 _raised(kept)

@@ -81,7 +81,8 @@ class Host(Document):
     inner: HostNetwork = Field(
         default=HostNetwork(),
         description="bandwidth and latency between two training processes on this host; "
-        "default: 4 Gbit and 0.3 ms, or its network if faster; on this machine, as measured",
+        "default: half of the datasheet's NVLink or PCIe among NVIDIA GPUs of one type; else "
+        "4 Gbit and 0.3 ms, or its network if faster, and on this machine as measured",
     )
     memory: MemorySize | None = Field(
         default=None,

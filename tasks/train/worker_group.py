@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainwright.estimator.devices import summing_type
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.spec.pool import Device
 
@@ -69,12 +70,7 @@ def sums_on_devices(devices: Sequence[Device]) -> bool:
     """
     types = {device.type for device in devices}
     places = {(device.host, device.type, device.index) for device in devices}
-    return (
-        len(devices) > 1
-        and len(types) == 1
-        and next(iter(types)).startswith("nvidia-")
-        and len(places) == len(devices)
-    )
+    return len(devices) > 1 and summing_type(types) is not None and len(places) == len(devices)
 
 
 def needs_transfers(layouts: Iterable[Layout | None], devices: Sequence[Device]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright.estimator.predict.communication import Link, all_reduce
@@ -25,13 +25,15 @@ from trainwright.tasks.spec.pool import Device
 class RankNetwork:
     """The links of some ranks.
 
-    By machine: `between` is its link to the others, `inside` that between its own ranks.
+    By machine: `between` is its link to the others, `inside` that between its own ranks, and `sums`
+    that for sums among its own ranks if it is another one.
     """
 
     machines: tuple[str, ...]
     """by rank"""
     between: Mapping[str, Link]
     inside: Mapping[str, Link]
+    sums: Mapping[str, Link] = field(default_factory=dict)
 
     @classmethod
     def of(cls, devices: Sequence[Device], links: Mapping[str, MachineLinks]) -> RankNetwork:
@@ -40,6 +42,7 @@ class RankNetwork:
             tuple(machine_of(device) for device in devices),
             {name: one.between for name, one in links.items()},
             {name: one.inside for name, one in links.items()},
+            {name: one.sums for name, one in links.items() if one.sums is not None},
         )
 
     def among(self, ranks: Sequence[int]) -> RankNetwork:
@@ -49,7 +52,7 @@ class RankNetwork:
             return self
         if key not in self._parts:
             machines = tuple(self.machines[rank] for rank in key)
-            self._parts[key] = RankNetwork(machines, self.between, self.inside)
+            self._parts[key] = RankNetwork(machines, self.between, self.inside, self.sums)
         return self._parts[key]
 
     @functools.cached_property
@@ -70,7 +73,8 @@ class RankNetwork:
         """The links that a ring over all ranks crosses, alike ones once."""
         counts = Counter(self.machines)
         between = [self.between[name] for name in counts] if len(counts) > 1 else []
-        inside = [self.inside[name] for name, count in counts.items() if count > 1]
+        own = {**self.inside, **self.sums}
+        inside = [own[name] for name, count in counts.items() if count > 1]
         return list({repr(link): link for link in (*between, *inside)}.values())
 
     def _pairs(self, moved: Moved) -> float:

@@ -269,8 +269,8 @@ def _windows(problem: PlanningProblem) -> str:
 
 
 def rounded_up(value: float) -> float:
-    """The value rounded up to three significant digits."""
+    """The value rounded up to four significant digits."""
     if value <= 0:
         return 0.0
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
     return math.ceil(value / unit) * unit

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trainwright.estimator.devices import DEVICE_TYPES, LINK_SHARE, summing_type
 from trainwright.estimator.predict.communication import Link
 from trainwright.estimator.structure import LayerFacts
 from trainwright.tasks.allocate.actions.network import RankNetwork
@@ -23,7 +24,7 @@ from trainwright.tasks.allocate.plan.collectives import INNER
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.split import shares
-from trainwright.tasks.allocate.plan.topology import THIS_MACHINE, links_of, machine_of
+from trainwright.tasks.allocate.plan.topology import THIS_MACHINE, Links, links_of, machine_of
 from trainwright.tasks.runs.artefacts.layout import (
     CHUNK_BYTES,
     Layout,
@@ -283,13 +284,31 @@ def tops(layers: Sequence[LayerFacts]) -> list[str]:
 def links_between(model: CostModel, devices: Sequence[Device]) -> dict[str, MachineLinks]:
     """The links that predictions assume for some devices, by machine."""
     links, found = links_of(model.pool), dict[str, MachineLinks]()
-    measured = model.estimate.local_link
+    summing = summing_type([device.type for device in devices])
     for name in sorted({machine_of(device) for device in devices}):
-        network, inner = links.get(name, (INNER, INNER))
-        known = measured is not None and name == THIS_MACHINE
-        inside = measured if known and measured is not None else _link(*inner)
-        found[name] = MachineLinks(between=_link(*network), inside=inside)
+        own = links.get(name, Links(INNER, INNER, (None, None)))
+        measured = model.estimate.local_link if name == THIS_MACHINE else None
+        found[name] = MachineLinks(
+            between=_link(*own.network),
+            inside=measured or _link(*own.inner),
+            sums=None if summing is None else _link(*own.inside(summing)),
+            source=_link_source(own, summing, measured),
+        )
     return found
+
+
+def _link_source(links: Links, summing: str | None, measured: Link | None) -> str:
+    """What the links inside a machine are, and where their figures are from."""
+    if summing is None and measured is not None:
+        return "memory of the host, measured"
+    what = "memory of the host" if summing is None else str(DEVICE_TYPES[summing].link)
+    if all(links.given):
+        return f"{what}, as the pool file states"
+    where = "assumed"
+    if summing is not None:
+        where = f"assumed: {LINK_SHARE:.0%} of the datasheet of {summing}"
+    partly = ", partly as the pool file states" if any(links.given) else ""
+    return f"{what}, {where}{partly}"
 
 
 def _link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:

@@ -27,9 +27,9 @@ from trainwright.tasks.runs.artefacts.estimate import Estimate
 INNER = (0.5e9, 0.3e-3)
 """The link between two ranks of a machine, unless it was measured or the pool file states it.
 
-Bandwidth in bytes/s, latency in s: a prior. Gradients are reduced in the host's memory for every
-kind of device, so it is the same for CPUs and GPUs. If the host's own network is faster, so is this
-link. Rounded from
+Bandwidth in bytes/s, latency in s: a prior for sums in the host's memory. NVIDIA GPUs of one type
+sum among each other, over the link of their datasheet (`Links.inside`). If the host's own network
+is faster, so is this link. Rounded from
 the middle of 21 measurements on a two-core machine, idle and busy: 0.56 (0.24 to 1.23) GB/s, 0.29
 (0.11 to 3.1) ms; `tests/benchmarks/all_reduce.py` measures and prints the link of the machine it
 runs on.
@@ -53,6 +53,8 @@ class RingShape(NamedTuple):
     None: the fastest of the pool (for lower bounds)."""
     inner: tuple[float, float] | None = None
     """The slowest link inside a machine with several ranks. None: the fastest of the pool."""
+    on_devices: bool = False
+    """Whether devices sum among each other, so that what was measured here does not hold."""
 
 
 class CollectiveModel:
@@ -92,7 +94,7 @@ class CollectiveModel:
     def _all_reduces(self, size: float, pieces: int, ring: RingShape) -> Triple:
         """The time of consecutive sums: the slower of inside and between machines."""
         estimate, found = self._estimate, Triple(0.0, 0.0, 0.0)
-        measured = estimate.local_link if ring.here > 1 else None
+        measured = estimate.local_link if ring.here > 1 and not ring.on_devices else None
         if measured is not None:
             agreed = all_reduce(measured, FIGURES_BYTES, ring.total)
             local = on_cycle(

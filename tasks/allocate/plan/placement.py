@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trainwright.estimator.devices import summing_type
 from trainwright.tasks.allocate.plan.collectives import RingShape
 from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.spec.pool import Device
@@ -24,6 +26,8 @@ def placements(topology: Topology, counts: Sequence[int]) -> list[Placement]:
     They trade fewer machines against fewer ranks on each. Empty if there are too few devices.
     """
     sites, groups = topology.sites, topology.groups
+    places = itertools.compress(groups, counts)
+    summing = summing_type([group.kind.device_type for group in places])
     here, used, least = 0, {}, {}
     for number, places in topology.in_use(counts).items():
         site = sites[number]
@@ -52,20 +56,24 @@ def placements(topology: Topology, counts: Sequence[int]) -> list[Placement]:
         if not found or total < found[-1].ring.machines:
             on_one = max((-(-used[number] // taken[number]) for number in remote), default=0)
             network = slowest if total > 1 else None
-            inner = _inner(topology, [one for one in used if used[one] > taken[one]])
-            ring = RingShape(total, on_one, here, sum(used.values()), network, inner)
+            inner = _inner(topology, [one for one in used if used[one] > taken[one]], summing)
+            ring = RingShape(
+                total, on_one, here, sum(used.values()), network, inner, summing is not None
+            )
             found.append(Placement(ring, tuple(sorted(taken.items()))))
     return found
 
 
-def _inner(topology: Topology, several: Sequence[int]) -> tuple[float, float] | None:
+def _inner(
+    topology: Topology, several: Sequence[int], summing: str | None
+) -> tuple[float, float] | None:
     """The slowest link inside machines of these sites, without this machine's if it was measured.
 
-    None: there is none.
+    `summing`: the type of devices that sum among each other. None: there is no link.
     """
-    measured = topology.model.estimate.local_link is not None
+    measured = topology.model.estimate.local_link is not None and summing is None
     links = [
-        topology.sites[number].inner
+        topology.sites[number].links.inside(summing)
         for number in several
         if not (measured and topology.sites[number].local)
     ]

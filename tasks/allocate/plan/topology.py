@@ -15,8 +15,14 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from trainwright.estimator.devices import (
+    DEVICE_TYPES,
+    LINK_LATENCY_S,
+    LINK_SHARE,
+    summing_type,
+)
 from trainwright.tasks.allocate.plan.collectives import INNER, CollectiveModel
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.kinds import Kind
@@ -26,8 +32,28 @@ THIS_MACHINE = "this machine"
 """The machine of every local device, at any address in the pool file."""
 Inventory = tuple[tuple[int, int], ...]
 """Kind and number of devices of a machine."""
-Links = tuple[tuple[float, float], tuple[float, float]]
-"""Bandwidth in bytes/s and latency in s, between machines and inside a machine."""
+
+
+class Links(NamedTuple):
+    """The links of a machine: bandwidth in bytes/s and latency in s."""
+
+    network: tuple[float, float]
+    """to other machines"""
+    inner: tuple[float, float]
+    """between ranks on it, through its memory"""
+    given: tuple[float | None, float | None]
+    """what of that the pool file states"""
+
+    def inside(self, device_type: str | None) -> tuple[float, float]:
+        """Between ranks on it that sum on their devices of this type; None: through memory."""
+        kind = DEVICE_TYPES.get(device_type or "")
+        if kind is None or kind.link_bytes_per_s is None:
+            return self.inner
+        bandwidth, latency = self.given
+        return (
+            bandwidth or LINK_SHARE * kind.link_bytes_per_s,
+            latency or LINK_LATENCY_S,
+        )
 
 
 @dataclass(frozen=True)
@@ -38,10 +64,13 @@ class Site:
     local: bool
     room: dict[int, int]
     """Devices on each machine, by kind."""
-    network: tuple[float, float]
-    """Bandwidth in bytes/s, latency in s."""
-    inner: tuple[float, float]
-    """The same inside a machine, where it was not measured."""
+    links: Links
+    """Of each machine; this one's may have been measured."""
+
+    @property
+    def network(self) -> tuple[float, float]:
+        """Bandwidth in bytes/s, latency in s, to other machines."""
+        return self.links.network
 
     @property
     def size(self) -> int:
@@ -80,8 +109,8 @@ class Topology:
             inventory = tuple(sorted((index, len(some)) for index, some in held.items()))
             alike.setdefault((name if own else None, links[name], inventory), []).append(name)
         self.sites = [
-            Site(tuple(names), names[0] == THIS_MACHINE, dict(inventory), network, inner)
-            for (_, (network, inner), inventory), names in alike.items()
+            Site(tuple(names), names[0] == THIS_MACHINE, dict(inventory), links_of_site)
+            for (_, links_of_site, inventory), names in alike.items()
         ]
         self.groups = [
             Group(number, kinds[index], count * len(site.machines))
@@ -91,9 +120,13 @@ class Topology:
         self.kinds = [kinds[index] for index in sorted(kinds)]
         self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         used = [links[name] for name in machines] or [*links.values()]
-        self.collectives = CollectiveModel(
-            model.estimate, [network for network, _ in used], [inner for _, inner in used]
-        )
+        types = {device.type for device in devices}
+        inner = [one.inside(summing_type([name])) for one in used for name in types]
+        measured = model.estimate.local_link
+        if measured is not None and THIS_MACHINE in machines:
+            inner.append((measured.bandwidth_bytes_per_s, measured.latency_s))
+        inner += [one.inner for one in used]
+        self.collectives = CollectiveModel(model.estimate, [one.network for one in used], inner)
 
     @functools.cached_property
     def most_sharing_memory(self) -> int:
@@ -176,23 +209,41 @@ def links_of(pool: Pool) -> dict[str, Links]:
             host.inner.bandwidth or max(INNER[0], network.bandwidth),
             host.inner.latency or min(INNER[1], network.latency),
         )
-        one = ((PAYLOAD * network.bandwidth, network.latency), inner)
-        found[name] = tuple(map(_slower, found[name], one)) if name in found else one  # type: ignore[assignment]
+        one = Links(
+            (PAYLOAD * network.bandwidth, network.latency),
+            inner,
+            (host.inner.bandwidth, host.inner.latency),
+        )
+        found[name] = _slower_links(found[name], one) if name in found else one
     return found
 
 
 def with_bandwidth(pool: Pool, factor: float) -> Pool:
-    """The pool with so many times the bandwidth between hosts, and the same inside them."""
+    """The pool with so many times the bandwidth between hosts.
+
+    Inside them it is the same, but through the memory of hosts whose devices sum on their own.
+    """
     networks, hosts = pool.networks(), []
     for host in pool.hosts:
         own = networks[host.name].bandwidth
         inner = host.inner.bandwidth or max(INNER[0], own)
-        changed = {
-            "network": host.network.model_copy(update={"bandwidth": factor * own}),
-            "inner": host.inner.model_copy(update={"bandwidth": inner}),
-        }
+        changed = {"network": host.network.model_copy(update={"bandwidth": factor * own})}
+        if not any(summing_type([one.type]) for one in host.devices):
+            changed["inner"] = host.inner.model_copy(update={"bandwidth": inner})
         hosts.append(host.model_copy(update=changed))
     return pool.model_copy(update={"hosts": hosts})
+
+
+def _slower_links(one: Links, other: Links) -> Links:
+    bandwidths, latencies = (
+        [value for value in values if value is not None]
+        for values in zip(one.given, other.given, strict=True)
+    )
+    return Links(
+        _slower(one.network, other.network),
+        _slower(one.inner, other.inner),
+        (min(bandwidths, default=None), max(latencies, default=None)),
+    )
 
 
 def _slower(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from trainwright.estimator.devices import summing_type
 from trainwright.tasks.allocate.plan.collectives import RingShape
 from trainwright.tasks.allocate.plan.cost import Collectives, overlap_at
 from trainwright.tasks.allocate.plan.topology import Topology
@@ -46,7 +47,10 @@ class CollectiveBound:
         counts = [group.count for group in topology.groups]
         self.room = np.minimum(counts, self.holds[topology.site_of])
         self._seats: dict[bytes, Any] = {}
-        self._unlike_links = len({(site.network, site.inner) for site in sites}) > 1
+        self._unlike_links = len({site.links for site in sites}) > 1
+        local = [group.kind for group in topology.groups if sites[group.site].local]
+        self._on_devices = any(summing_type([kind.device_type]) for kind in local)
+        """whether ranks here may sum quicker than what was measured"""
         self._least = self._over_all_numbers(max_ranks)
 
     def _over_all_numbers(self, max_ranks: int) -> Any:
@@ -187,12 +191,20 @@ class CollectiveBound:
         return max(slowest, float(slowness[sure].max())) if sure.any() else slowest
 
     def _on_one_machine(self, site: int, ranks: int) -> Any:
+        import numpy as np
+
         one = self.topology.sites[site]
         widest, here = (0, ranks) if one.local else (ranks, 0)
-        return self._ends_of(RingShape(1, widest, here, ranks, None, one.inner))
+        types = {
+            self.topology.kinds[place].device_type
+            for place in np.flatnonzero(self.topology.on_each[site])
+        }
+        inside = [one.links.inside(summing_type([name])) for name in types]
+        fastest = max(link[0] for link in inside), min(link[1] for link in inside)
+        return self._ends_of(RingShape(1, widest, here, ranks, None, fastest))
 
     def _ends_of(self, ring: RingShape) -> list[float]:
-        one = self.topology.collectives.time(ring)
+        one = self.topology.collectives.time(ring._replace(on_devices=self._on_devices))
         return [end for z in (0.0, self._z) for end in one.at(z)[:2]]
 
     def _by_ranks(self, machines: int, here: int, max_ranks: int, elsewhere: bool) -> Any:

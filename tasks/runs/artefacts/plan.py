@@ -95,7 +95,12 @@ class MachineLinks(Value):
     """The links of a machine: to other machines, and between its own ranks."""
 
     between: Link
-    inside: Link
+    inside: Link = Field(description="through the machine's memory")
+    sums: Link | None = Field(
+        default=None,
+        description="for sums of gradients among its devices; None: through the machine's memory",
+    )
+    source: str = Field(default="", description="what the links inside it are, and where from")
 
 
 class NotExceeded(Value):

@@ -55,17 +55,26 @@ class AsyncSandbox:
                     raise
             return self._server
 
-    async def ask(self, request: dict[str, Any], readable: Iterable[Path] = ()) -> Outcome:
-        """The outcome of a request. Cancelling this ends the work on the request."""
+    async def ask(
+        self,
+        request: dict[str, Any],
+        readable: Iterable[Path] = (),
+        limits: SandboxLimits | None = None,
+    ) -> Outcome:
+        """The outcome of a request. Cancelling this ends the work on the request.
+
+        `limits`: of this request (default: those of the sandbox).
+        """
+        limits = limits or self.limits
         server = await self.start()
         try:
             reader, writer = await asyncio.open_unix_connection(sock=server.connect())
             try:
                 with contextlib.suppress(ConnectionError):  # then the answer is missing too
-                    writer.write(message(request, self.limits, readable))
+                    writer.write(message(request, limits, readable))
                     writer.write_eof()
                     await writer.drain()
-                async with asyncio.timeout(self.limits.timeout_s + _ENDING_S):
+                async with asyncio.timeout(limits.timeout_s + _ENDING_S):
                     return Outcome.from_bytes(await reader.read())
             finally:
                 writer.close()

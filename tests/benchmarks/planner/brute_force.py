@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from trainwright.estimator.devices import DEVICE_TYPES, LINK_LATENCY_S, LINK_SHARE, summing_type
 from trainwright.estimator.quantiles import NINETY, normal_quantile
 from trainwright.tasks.allocate.plan.collectives import INNER, RingShape
 from trainwright.tasks.allocate.plan.cost import START_S, CostModel
@@ -69,7 +70,7 @@ def every_configuration(
 
 
 def slowest(
-    model: CostModel, machines: Iterable[str], *, inner: bool
+    model: CostModel, machines: Iterable[str], *, inner: bool, summing: str | None = None
 ) -> tuple[float, float] | None:
     """The lowest bandwidth for data, and the highest latency, of all hosts of these machines."""
     pool, found = model.pool, []
@@ -77,9 +78,17 @@ def slowest(
     for host in pool.hosts:
         if machine[host.name] in machines:
             between = (of[host.name].bandwidth, of[host.name].latency)
+            link = None if summing is None else DEVICE_TYPES[summing].link_bytes_per_s
             inside = (
-                host.inner.bandwidth or max(INNER[0], between[0]),
-                host.inner.latency or min(INNER[1], between[1]),
+                (
+                    host.inner.bandwidth or LINK_SHARE * link,
+                    host.inner.latency or LINK_LATENCY_S,
+                )
+                if link
+                else (
+                    host.inner.bandwidth or max(INNER[0], between[0]),
+                    host.inner.latency or min(INNER[1], between[1]),
+                )
             )
             data = (between[0] * PAYLOAD, between[1])
             found.append(inside if inner else data)
@@ -133,9 +142,10 @@ def tried(
     machines = Counter(machine_of(device) for device in chosen)
     network = slowest(model, set(machines), inner=False) if len(machines) > 1 else None
     several = {name for name, ranks in machines.items() if ranks > 1}
-    if model.estimate.local_link is not None:
+    summing = summing_type([kind.device_type for kind in kinds])
+    if model.estimate.local_link is not None and summing is None:
         several.discard("this machine")
-    inner = slowest(model, several, inner=True)
+    inner = slowest(model, several, inner=True, summing=summing)
     here = machines.pop("this machine", 0)
     ring = RingShape(
         len(machines) + (here > 0),
@@ -144,6 +154,7 @@ def tried(
         len(chosen),
         network,
         inner,
+        summing is not None,
     )
     total, tail, overlap = topology.collectives.time(ring)
     sizes = range(1, batch + 1)

@@ -4,7 +4,7 @@
 
 More freedom never makes a plan worse: another device, a looser limit, all devices instead of any
 subset of them. What a plan states is true: its own "at most" as a limit keeps it, a nearest
-feasible limit is feasible and 1.5 % less is not, its front shows no dominated point. What does not
+feasible limit is feasible and 0.5 % less is not, its front shows no dominated point. What does not
 matter changes nothing: devices that the plan does not use, the order and the names of hosts, a
 count of n instead of n entries. Prints the number of checks and of violations.
 """
@@ -176,7 +176,7 @@ def front(found: Plan) -> Iterator[str]:
 
 
 def nearest(case: Case, found: Infeasible) -> Iterator[str]:
-    """The nearest limits are feasible, and 1.5 % less is not."""
+    """The nearest limits are feasible, and 0.5 % less is not."""
     objective, details = case.job.objective, found.details
     deadline_s = math.inf if objective.deadline is None else objective.deadline
     budget = math.inf if objective.budget is None else objective.budget
@@ -193,7 +193,7 @@ def nearest(case: Case, found: Infeasible) -> Iterator[str]:
             continue
         if isinstance(planned(case.within(at_s, at)), Infeasible):
             yield f"nearest ({at_s}, {at}) is not feasible"
-        less = (at_s * 0.985, at) if tight == 1 else (at_s, at * 0.985)
+        less = (at_s * 0.995, at) if tight == 1 else (at_s, at * 0.995)
         if tight and isinstance(planned(case.within(*less)), Plan):
             yield f"less than the nearest ({at_s}, {at}) is feasible"
 

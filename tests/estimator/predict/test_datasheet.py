@@ -34,9 +34,10 @@ def test_each_device_type_has_each_figure_with_its_source(name: str) -> None:
     assert {"fp64", "fp32", "bf16"} <= set(device.peak_flops)
     figures = {f"peak_flops.{dtype}" for dtype in device.peak_flops}
     figures |= {"bandwidth_bytes_per_s", "memory_bytes", "idle_w", "load_w"}
+    figures |= {"link_bytes_per_s"} if name != "cpu" else set()
     assert set(device.sources) == figures
     assert all(
-        text.startswith(("http", "assumed", "its ", "half of", "1/"))
+        text.startswith(("http", "assumed", "its ", "half of", "1/", "PCIe"))
         for text in device.sources.values()
     )
     if name != "cpu":

@@ -108,6 +108,31 @@ def test_the_network_is_that_of_the_chosen_devices_hosts(structure: Structure) -
     assert {device.host for device in free.devices} == {"b"}
 
 
+def test_like_gpus_of_a_host_sum_over_their_own_link_and_others_through_its_memory(
+    structure: Structure,
+) -> None:
+    train = {"global_batch_size": 256}
+    both = {"min_count": 2}
+    a100, t4 = {"type": "nvidia-a100-80gb", "count": 2}, {"type": "nvidia-t4", "count": 2}
+    quick = plan(structure, [far("a", a100)], train=train)
+    assert quick.strategy["name"] == "data-parallel"
+    assert len(quick.devices) == 2
+    link = quick.links["a.example"]
+    assert link.sums is not None
+    assert link.sums.bandwidth_bytes_per_s == 0.5 * 300e9
+    assert link.source == "NVLink 3, assumed: 50% of the datasheet of nvidia-a100-80gb"
+    slow = plan(structure, [far("a", t4)], train=train, devices=both)
+    assert slow.links["a.example"].source.startswith("PCIe 3.0 x16, assumed")
+    given = {"bandwidth": "4Gbit", "latency": "300us"}
+    stated = plan(structure, [far("a", a100, inner=given)], train=train, devices=both)
+    assert stated.links["a.example"].source == "NVLink 3, as the pool file states"
+    assert duration(stated) > duration(quick)
+    one = [{"type": "nvidia-a100-80gb"}, {"type": "nvidia-t4"}]
+    mixed = plan(structure, [far("a", *one)], train=train, devices=both)
+    assert mixed.links["a.example"].sums is None
+    assert mixed.links["a.example"].source == "memory of the host, assumed"
+
+
 def test_any_batch_is_planned_with_the_micro_batches_that_fit(structure: Structure) -> None:
     small = estimate(
         structure,

@@ -10,6 +10,7 @@ from plans import MANY, NOON, TWO, curve, plan
 
 from trainwright.estimator.curves import Affine
 from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.runs.artefacts.plan import Plan
 
 
 def test_a_deadline_makes_the_plan_use_more_devices() -> None:
@@ -31,6 +32,22 @@ def test_an_impossible_deadline_is_infeasible_and_the_reported_nearest_one_is_fe
     assert plan(
         TWO, objective={"minimize": "time", "deadline": f"{nearest}s"}, train={"epochs": 50}
     ).feasible
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+def test_no_deadline_that_is_clearly_nearer_than_the_reported_one_is_feasible(
+    confidence: float,
+) -> None:
+    def at(deadline_s: float) -> Plan:
+        objective = {"minimize": "energy", "deadline": deadline_s, "confidence": confidence}
+        return plan(TWO, objective=objective, train={"epochs": 50})
+
+    with pytest.raises(Infeasible) as caught:
+        at(0.001)
+    nearest = caught.value.details["nearest_deadline_s"]
+    assert at(nearest).not_exceeded.duration_s <= nearest
+    with pytest.raises(Infeasible):
+        at(0.995 * nearest)
 
 
 def test_an_impossible_budget_is_infeasible_and_the_reported_nearest_one_is_feasible() -> None:
