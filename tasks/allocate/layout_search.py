@@ -263,7 +263,7 @@ def _too_slow_or_dear(problem: PlanningProblem, found: LaidOut, links: str) -> I
     more = f"; {links}" if links else ""
     return Infeasible(
         f"no feasible plan: the {what} of {short(limit, 6)}{unit} binds: the nearest that was "
-        f"found with {name} is {short(nearest)}{unit}{more}",
+        f"found with {name} is {short(nearest, 4)}{unit}{more}",
         feasible=False,
         binding=what,
         **{"nearest_deadline_s" if late else "nearest_budget": nearest},

@@ -58,9 +58,9 @@ def infeasible(
     if one_more:
         kind, value = min(one_more.items(), key=lambda pair: pair[1])
         could = (
-            f"a deadline of {plain(value)} s"
+            f"a deadline of {plain(value, 4)} s"
             if why.goal == "upper_time"
-            else f"a budget of {plain(value)}"
+            else f"a budget of {plain(value, 4)}"
         )
         why.sentences.append(f"with one more {kind}, {could} would be feasible")
     else:
@@ -106,7 +106,7 @@ def _compare(problem: PlanningProblem, why: _Explanation, other: LayoutCandidate
     field_name = "nearest_deadline_s" if late else "nearest_budget"
     if field_name not in why.details or why.binding != ("deadline" if late else "budget"):
         return
-    why.sentences.append(f"with layout {one.strategy}, {plain(nearest)}{' s' if late else ''}")
+    why.sentences.append(f"with layout {one.strategy}, {plain(nearest, 4)}{' s' if late else ''}")
     why.nearest = why.details[field_name] = nearest
 
 
@@ -142,7 +142,7 @@ def _deadline(limits: Limits, fastest: Configuration) -> _Explanation:
         f"fastest{within}: {_shape(fastest)}",
         [
             f"the deadline of {plain(limits.deadline_s, 6)} s binds: "
-            f"the nearest that is feasible{within} is {plain(nearest)} s"
+            f"the nearest that is feasible{within} is {plain(nearest, 4)} s"
         ],
         {"nearest_deadline_s": nearest, "deadline_s": limits.deadline_s},
     )
@@ -160,7 +160,7 @@ def _budget(limits: Limits, cheapest: Configuration) -> _Explanation:
         f"cheapest{within}: {_shape(cheapest)}",
         [
             f"the budget of {plain(limits.budget, 6)} binds: "
-            f"the nearest that is feasible{within} is {plain(nearest)}"
+            f"the nearest that is feasible{within} is {plain(nearest, 4)}"
         ],
         {"nearest_budget": nearest, "budget": limits.budget},
     )
@@ -178,7 +178,7 @@ def _together(limits: Limits, affordable: Configuration, in_time: Configuration)
         f"cheapest in time: {_shape(in_time)}",
         [
             "deadline and budget bind together: meeting the deadline takes a budget of "
-            f"{plain(nearest)}, keeping the budget takes a deadline of {plain(nearest_s)} s"
+            f"{plain(nearest, 4)}, keeping the budget takes a deadline of {plain(nearest_s, 4)} s"
         ],
         {"nearest_budget": nearest, "nearest_deadline_s": nearest_s},
     )
@@ -199,7 +199,7 @@ def _both(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
         [
             f"neither the deadline of {plain(limits.deadline_s, 6)} s nor the budget of "
             f"{plain(limits.budget, 6)} can be met: feasible together are a deadline of "
-            f"{plain(nearest_s)} s and a budget of {plain(nearest)}"
+            f"{plain(nearest_s, 4)} s and a budget of {plain(nearest, 4)}"
         ],
         {
             "nearest_deadline_s": nearest_s,
@@ -246,9 +246,9 @@ def _nothing_at_all(problem: PlanningProblem, *, recomputes: bool = False) -> In
     longest = max(kind.available_s for kind in problem.topology.kinds)
     needed = rounded_up(fastest.cost.upper_duration_s)
     return Infeasible(
-        f"no feasible plan: availability binds: training takes {plain(needed)} s at confidence "
+        f"no feasible plan: availability binds: training takes {plain(needed, 4)} s at confidence "
         f"{job.objective.confidence:g}, and no suitable hosts are available for so long "
-        f"(the longest window has {plain(longest)} s left; windows, UTC: {_windows(problem)})",
+        f"(the longest window has {plain(longest, 4)} s left; windows, UTC: {_windows(problem)})",
         feasible=False,
         binding="availability",
         needed_s=needed,

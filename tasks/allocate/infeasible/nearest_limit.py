@@ -49,5 +49,5 @@ def nearest_limit(error: Infeasible, job: Job, make: Callable[[Job], Plan]) -> I
         details["one_more"] = {
             kind: value for kind, value in details["one_more"].items() if value < nearest
         }
-    message = str(error).replace(f"{plain(first)}{unit}", f"{plain(nearest)}{unit}")
+    message = str(error).replace(f"{plain(first, 4)}{unit}", f"{plain(nearest, 4)}{unit}")
     return Infeasible(message, **details)

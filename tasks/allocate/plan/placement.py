@@ -26,8 +26,8 @@ def placements(topology: Topology, counts: Sequence[int]) -> list[Placement]:
     They trade fewer machines against fewer ranks on each. Empty if there are too few devices.
     """
     sites, groups = topology.sites, topology.groups
-    places = itertools.compress(groups, counts)
-    summing = summing_type([group.kind.device_type for group in places])
+    used_groups = itertools.compress(groups, counts)
+    summing = summing_type([group.kind.device_type for group in used_groups])
     here, used, least = 0, {}, {}
     for number, places in topology.in_use(counts).items():
         site = sites[number]

@@ -39,7 +39,7 @@ def test_no_deadline_that_is_clearly_nearer_than_the_reported_one_is_feasible(
     confidence: float,
 ) -> None:
     def at(deadline_s: float) -> Plan:
-        objective = {"minimize": "energy", "deadline": deadline_s, "confidence": confidence}
+        objective = {"minimize": "energy", "deadline": f"{deadline_s}s", "confidence": confidence}
         return plan(TWO, objective=objective, train={"epochs": 50})
 
     with pytest.raises(Infeasible) as caught:
