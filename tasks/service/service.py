@@ -223,8 +223,8 @@ class Service:
         for one in offered:
             traced = validated(StructureRequest, one["request"], "request")
             structures[one["name"]] = json.loads(await self._structure(traced, slot=False))
-        asked |= {"call": "recommend", "structures": structures}
-        return await self._computed(asked, 0.0, caller)
+        ranked = {**asked, "call": "recommend", "structures": structures}
+        return await self._computed(ranked, 0.0, caller)
 
     async def pool(self, name: str | None) -> bytes:
         """`trainwright pool --json`, and the hosts that runs wait for. Raises NotFound.

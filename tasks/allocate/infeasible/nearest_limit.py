@@ -38,6 +38,8 @@ def nearest_limit(error: Infeasible, job: Job, make: Callable[[Job], Plan]) -> I
         except Infeasible:
             break
         most = plan.not_exceeded
+        if most is None:
+            break
         needed = most.duration_s if field == "deadline" else most.cost
         if needed is None:
             break

@@ -12,11 +12,40 @@ from serving import JOB, JOBS, SPEC
 
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.sandbox import SandboxLimits
-from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.extract import extract_model
 from trainwright.tasks.service.auth import Caller
 from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
 from trainwright.tasks.service.service import Service, ServiceLimits
+
+
+def test_who_may_only_read_gets_no_answer_that_takes_long_or_is_of_a_huge_structure(
+    home: Path,
+) -> None:
+    model = {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}
+    spec = BatchSpec.model_validate(SPEC)
+    structure = extract_model(model, doors.settings(), spec=spec).model_dump(mode="json")
+    host = {"name": "far", "address": "10.0.0.1", "devices": [{"type": "nvidia-t4"}]}
+    pool = {"name": "p", "hosts": [host]}
+    job = JOB | {"pool": pool, "structure": structure, "rows": 1000}
+    huge = job | {"structure": structure | {"units": structure["units"] * 2001}}
+
+    async def refusals() -> list[str]:
+        service = Service(doors.settings(), ServiceLimits(at_once=1, read_timeout_s=0.001))
+        said = []
+        try:
+            for body in (job, huge):
+                with pytest.raises(BadInput) as caught:
+                    await service.plan(json.dumps(body).encode(), Caller(role="read"))
+                said.append(str(caught.value))
+        finally:
+            service.close()
+        return said
+
+    slow, large = asyncio.run(refusals())
+    assert "the work" in slow
+    assert "0.001" in slow
+    assert "2000 units at most" in large
 
 
 def test_an_infeasible_plan_is_cached_like_any_other_answer(home: Path) -> None:
