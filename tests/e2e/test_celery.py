@@ -59,14 +59,6 @@ TASKS = STEPS | {"approve"}
 COMMIT_EVERY = 10
 LASTING = 20
 """epochs of a training that is disturbed: over a minute"""
-HOLDS_ITS_SLOT = """
-from airflow.sdk import DAG
-from trainwright.dags.chain import RETRIES
-from trainwright.operators import TrainOperator
-
-with DAG("holds_its_slot", schedule=None, is_paused_upon_creation=False, default_args=RETRIES):
-    TrainOperator(task_id="train", job="{{ params.job }}", deferrable=False)
-"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -119,7 +111,7 @@ class Site:
 def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterator[Site]:
     """The stack, with its own home and the session's S3 server. The ledger is in PostgreSQL."""
     home, folder = tmp_path_factory.mktemp("celery-home"), tmp_path_factory.mktemp("celery-files")
-    for name in ("jobs", "pools", "dags"):
+    for name in ("jobs", "pools"):
         (folder / name).mkdir()
     far = {
         "name": "far",
@@ -135,14 +127,12 @@ def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterat
         patch.setenv("TRAINWRIGHT_S3_SECRET_KEY", _server.secret_key)
         patch.setenv("TRAINWRIGHT_POOLS", str(folder / "pools"))
         patch.setenv("TRAINWRIGHT_JOBS", str(folder / "jobs"))
-        (folder / "dags" / "holds_its_slot.py").write_text(HOLDS_ITS_SLOT)
         bundles = [
             {
-                "name": name,
+                "name": "trainwright",
                 "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
-                "kwargs": {"path": str(path)},
+                "kwargs": {"path": str(DAGS)},
             }
-            for name, path in (("trainwright", DAGS), ("test", folder / "dags"))
         ]
         settings_of_airflow = {
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
