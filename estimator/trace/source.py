@@ -194,7 +194,22 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
             f"model: build_model({_arguments(config)}) returned lazy modules without shapes; run a "
             "batch through them there"
         )
-    return model
+    return _uncompiled(model)
+
+
+def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module without the wrappers of `torch.compile`, so that names are those of its source.
+
+    Ranks run modules as they are: batches of several sizes, layouts and recomputation would compile
+    them again and again.
+    """
+    while type(module).__name__ == "OptimizedModule":
+        module = module._modules["_orig_mod"]  # type: ignore[assignment]
+    module._compiled_call_impl = None  # of `module.compile()`
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _uncompiled(child)
+    return module
 
 
 def nested(inputs: Mapping[str, Any], nesting: Any = None) -> Any:

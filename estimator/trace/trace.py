@@ -51,7 +51,7 @@ from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
 # Torch's compiler, which FakeTensorMode imports: here the sandbox's traces share it. It makes its
 # cache's folder when it is imported; nothing is compiled.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
-importlib.import_module("torch._dynamo")
+importlib.import_module("torch._dynamo").config.disable = True  # functions that a model compiles
 
 
 _MOST_RUN = 1 << 26

@@ -24,6 +24,7 @@ from trainwright.estimator.trace.checked_rows import RealRows
 from trainwright.estimator.trace.output_forms import forms_of
 from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
+from trainwright.estimator.trace.trainable_model import require_trainable
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def prepare(what: TrainingStepSpec, model: torch.nn.Module, batch_size: int) -> 
             f"accumulation: got {what.accumulation}; allowed: a divisor of the batch size "
             f"{batch_size}"
         )
+    require_trainable(model)
     parameters = [one for one in model.parameters() if one.requires_grad]
     if not parameters:
         raise BadInput("model: has no parameters to train")

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import struct
+import tokenize
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.infra.memory_limit import usable_memory_bytes
 from trainwright.tasks.data.modalities.images import ImageFiles
 from trainwright.tasks.data.tables.arrow_numpy import to_arrow, to_numpy
 from trainwright.tasks.data.tables.table_source import listed, npy_header, open_table
@@ -138,8 +141,23 @@ def npz_arrays(path: Path) -> dict[str, Array]:
             except KeyError:  # a member that is no array, which NumPy gives as bytes
                 raise ValueError(f"its member {name!r} is not an array") from None
             with archive.open(entry) as member:
-                shape, by_column, dtype = npy_header(member)
+                try:
+                    shape, by_column, dtype = npy_header(member)
+                except (SyntaxError, tokenize.TokenError, RecursionError):
+                    raise ValueError(f"the header of its array {name!r} is damaged") from None
                 inside = member.tell()
+            if min(shape, default=0) < 0:
+                raise ValueError(f"the header of its array {name!r} has the shape {shape}")
+            size = entry.file_size - inside
+            if not dtype.hasobject and size < math.prod(shape) * dtype.itemsize:
+                raise ValueError(
+                    f"its array {name!r} has {size:,} bytes, too few for the shape {shape}"
+                )
+            if entry.compress_type != zipfile.ZIP_STORED and size > usable_memory_bytes():
+                raise ValueError(
+                    f"its array {name!r} unpacks to {size:,} bytes, more than this machine's "
+                    "memory; store it by numpy.savez, without compression"
+                )
             if entry.compress_type != zipfile.ZIP_STORED:
                 found[name] = file[name]
             elif 0 in shape or not shape:

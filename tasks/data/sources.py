@@ -87,6 +87,9 @@ def local_path(uri: str, settings: Settings, field: str, also: str = "") -> Path
         path = Path(uri)
     if not path.exists():
         raise BadInput(f"{field}: got {uri}; there is no such file{meant_file(uri)}")
+    whole = path.resolve()
+    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):
+        raise BadInput(f"{field}: got {uri}, a part of the system; allowed: a folder of data")
     if not path.is_dir() and not path.is_file():
         kind = kind_of_file(path.stat().st_mode)
         raise BadInput(f"{field}: got {uri}, which is {kind}; allowed: a regular file")

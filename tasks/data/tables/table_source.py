@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 1 << 16
 _BATCH_VALUES = 1 << 24
+MOST_COLUMNS = 20_000
+MOST_MEAN_BYTES = 4 * 2**20
+"""of the values of a column in a row group"""
+_LARGE_GROUP_BYTES = 256 * 2**20
 _BUFFER_BYTES = 2**20
 _INDEX_NAME = re.compile(r"__index_level_\d+__")
 """what pandas calls an index without a name"""
@@ -171,7 +175,9 @@ def open_parquet(
     folder, files = (path, parquet_files(path)) if path.is_dir() else (path.parent, [path])
     whole: Any = None
     for path in files:
-        schema = parquet.ParquetFile(path).schema_arrow.remove_metadata()
+        described = parquet.ParquetFile(path)
+        _require_bounded(described.metadata, path.name)
+        schema = described.schema_arrow.remove_metadata()
         require_names(schema)
         whole = schema if whole is None else _unified(whole, schema, path.relative_to(folder))
     assert whole is not None
@@ -189,6 +195,29 @@ def open_parquet(
             )
 
     return _made(whole, batches)
+
+
+def _require_bounded(file: Any, name: str) -> None:
+    """Raise ValueError for more columns, or longer values, than can be checked in a bounded time.
+
+    `file` describes a parquet file; no value is read.
+    """
+    if file.num_columns > MOST_COLUMNS:
+        raise ValueError(
+            f"{name} has {file.num_columns:,} columns; allowed: up to {MOST_COLUMNS:,}"
+        )
+    for number in range(file.num_row_groups):
+        group = file.row_group(number)
+        if group.total_byte_size < _LARGE_GROUP_BYTES:
+            continue
+        for place in range(group.num_columns):
+            column = group.column(place)
+            mean_bytes = column.total_uncompressed_size / max(1, column.num_values)
+            if mean_bytes > MOST_MEAN_BYTES:
+                raise ValueError(
+                    f"{name} has values of {mean_bytes / 2**20:,.0f} MiB on average in the column "
+                    f"{column.path_in_schema!r}; allowed: up to {MOST_MEAN_BYTES // 2**20} MiB"
+                )
 
 
 def _unified(whole: Any, schema: Any, name: Path) -> Any:

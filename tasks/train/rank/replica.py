@@ -18,7 +18,6 @@ from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
-from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts.layout import Layout
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.exchange.collective import take_from_first
@@ -123,14 +122,6 @@ class Replica(HeldState):
         if request.layout.has_stages:
             rows = [*self.model.parameters(), *self.model.buffers()]
         self._place(rows)
-        for name, parameter in self.model.named_parameters():
-            if parameter.is_complex() and parameter.requires_grad:
-                raise BadInput(
-                    f"model: the parameter {name} is "
-                    f"{str(parameter.dtype).removeprefix('torch.')}, but gradients can only be "
-                    "summed as real numbers; store its real and imaginary parts, and join them by "
-                    "torch.view_as_complex"
-                )
         self.model.train()
         task = request.schema_.task
         self._loss = loss_function(definition, task, self.spec.label_smoothing)

@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.memory.step_memory import peak_bytes
 from trainwright.estimator.structure import Structure
-from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
+from trainwright.estimator.trace.source import BatchSpec, ModelDefinition, build
 from trainwright.estimator.trace.trace import TrainingStepSpec, trace
+from trainwright.estimator.trace.trainable_model import require_trainable
 
 IMAGES = BatchSpec(
     inputs={"inputs": (1, 8, 8)},
@@ -200,7 +201,7 @@ def test_if_operations_depend_on_the_batch_size_persistent_memory_does_not_grow_
 
 
 def test_a_model_that_reads_values_while_it_is_built_can_be_traced() -> None:
-    def build() -> nn.Module:
+    def compiled() -> nn.Module:
         rates = [one.item() for one in torch.linspace(0, 0.1, 3)]
         return nn.Sequential(nn.Flatten(), nn.Dropout(rates[1]), nn.Linear(64, 10))
 
@@ -229,6 +230,39 @@ def test_a_model_too_large_for_this_machine_is_traced_without_memory() -> None:
     )
     assert structure.parameters == 64 * width + width + width * width + width
     assert structure.peak_memory_bytes.fixed > 4 * structure.parameters * 4
+
+
+def test_a_compiled_model_is_named_as_its_source_names_it() -> None:
+    def compiled() -> nn.Module:
+        inner = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.ReLU()), nn.Linear(4, 3))
+        inner[0].compile()
+        return torch.compile(inner)  # type: ignore[return-value]
+
+    built = build(ModelDefinition(compiled, None, None), {})
+    assert [name for name, _ in built.named_modules()] == ["", "0", "1", "2"]
+    assert list(built.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (torch.ones(2, dtype=torch.complex64), "parameter w is complex64, .*view_as_complex"),
+        (torch.ones(2).to(torch.float8_e5m2), "parameter w is float8_e5m2; allowed: float32"),
+        (torch.ones(2).to_sparse(), r"w is of layout sparse_coo \(float32\)"),
+        (None, None),
+    ],
+)
+def test_parameters_that_can_not_be_trained_are_refused_by_name(
+    tensor: torch.Tensor | None, says: str
+) -> None:
+    model = nn.Linear(2, 2)
+    if tensor is None:
+        model.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+        require_trainable(model)
+        return
+    model.w = nn.Parameter(tensor)
+    with pytest.raises(BadInput, match=says):
+        require_trainable(model)
 
 
 def test_fewer_outputs_than_classes_are_refused() -> None:
