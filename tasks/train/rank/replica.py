@@ -15,6 +15,7 @@ from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.batch_loss import loss_function
 from trainwright.estimator.trace.source import ADAPT_ROWS, ModelDefinition
+from trainwright.estimator.trace.trainable_model import require_trainable
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.model_reader import ModelReader
 from trainwright.tasks.data.sources import require_content
@@ -122,6 +123,7 @@ class Replica(HeldState):
         if request.layout.has_stages:
             rows = [*self.model.parameters(), *self.model.buffers()]
         self._place(rows)
+        require_trainable(self.model)
         self.model.train()
         task = request.schema_.task
         self._loss = loss_function(definition, task, self.spec.label_smoothing)
