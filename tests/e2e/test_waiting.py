@@ -64,8 +64,8 @@ def test_a_deferred_run_waits_and_continues_and_a_preempted_training_loses_no_st
     )
 
     until(
-        "the ranks' log is in the task's, live",
-        lambda: "train step=" in airflow.log(low, "train"),
+        "the training's progress is in the task's log, live",
+        lambda: f"/{EPOCHS * STEPS_AN_EPOCH}  epoch" in airflow.log(low, "train"),
         60,
     )
 
