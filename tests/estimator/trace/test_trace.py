@@ -201,7 +201,7 @@ def test_if_operations_depend_on_the_batch_size_persistent_memory_does_not_grow_
 
 
 def test_a_model_that_reads_values_while_it_is_built_can_be_traced() -> None:
-    def compiled() -> nn.Module:
+    def build() -> nn.Module:
         rates = [one.item() for one in torch.linspace(0, 0.1, 3)]
         return nn.Sequential(nn.Flatten(), nn.Dropout(rates[1]), nn.Linear(64, 10))
 
