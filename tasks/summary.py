@@ -8,13 +8,16 @@ from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
+from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.exports import sealed_exports
-from trainwright.tasks.runs.run import Run
+from trainwright.tasks.runs.run import Run, job_of
 from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.spec.recipe import used_recipe
 from trainwright.tasks.spec.train_spec import TrainSpec
 from trainwright.tasks.train.checkpoint import fence
+from trainwright.tasks.trained_with import RunFacts, trained_with
+from trainwright.tasks.verdicts import verdicts
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -25,9 +28,14 @@ def summary(run: Run) -> dict[str, Any]:
         run.find(Plan),
         run.find(LearningRateSearch),
     )
-    estimate, job = run.find(Estimate), run.job()
+    estimate, stored, recommendation = (
+        run.find(Estimate),
+        run.read(RunJob),
+        run.find(Recommendation),
+    )
+    job = job_of(stored, recommendation)
     target = job.train.target
-    recommendation = run.find(Recommendation)
+    facts = RunFacts(stored, job, recommendation, plan, search, result)
     kept = _checkpoints(run, result)
     files = {item.key for item in run.objects.list("report/")}
     document: dict[str, Any] = {
@@ -37,6 +45,10 @@ def summary(run: Run) -> dict[str, Any]:
         "holder": status.holder,
         "started_at": status.started_at,
         "metrics": result.metrics if result else {},
+        "verdicts": [
+            verdict.model_dump(mode="json") for verdict in verdicts(target, result, recommendation)
+        ],
+        "trained_with": [field.model_dump(mode="json") for field in trained_with(facts)],
         "model_of": result.model_in_words if result else None,
         "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
         "currency": plan.currency if plan else None,

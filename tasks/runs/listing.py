@@ -36,7 +36,7 @@ from trainwright.tasks.storage.objects import ObjectStore
 JOB_PATTERN = r"^[a-z0-9-]{1,63}$"
 ID_PATTERN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"
 MOST_ROWS = 1000
-_NAME = re.compile(rf"{JOB_PATTERN[:-1]}/{ID_PATTERN[1:]}")
+RUN_NAME = re.compile(rf"{JOB_PATTERN[:-1]}/{ID_PATTERN[1:]}")
 FRESH_S = 2.0
 ENDED_FRESH_S = 10.0  # for a run that has ended, but may be continued
 _READERS = 8
@@ -119,7 +119,7 @@ class Listing:
         names = [name for name in self._all() if job is None or name[1] == job]
         rest = names
         if after is not None:
-            if _NAME.fullmatch(after) is None:
+            if RUN_NAME.fullmatch(after) is None:
                 raise BadInput(
                     f"after: got {after[:100]!r}; allowed: <job>/<run id>, the `next` of a page"
                 )

@@ -112,9 +112,8 @@ class Run:
 
     def job(self) -> Job:
         """The run's job; with a recommended model, its recipe fills what the user did not set."""
-        job = self.read(RunJob)
-        found = self.find(Recommendation) if job.model is None else None
-        return job if found is None else with_recipe(job, found.recipe, job.given)
+        stored = self.read(RunJob)
+        return job_of(stored, self.find(Recommendation) if stored.model is None else None)
 
     def root(self) -> ObjectStore:
         """The whole store."""
@@ -178,6 +177,13 @@ class Run:
         status = self.status().model_copy(update={"updated_at": now(), **changes})
         self.write(status)
         return status
+
+
+def job_of(stored: RunJob, recommendation: Recommendation | None) -> Job:
+    """The job as it is done: with the recipe of its recommended model, if it names none."""
+    if stored.model is not None or recommendation is None:
+        return stored
+    return with_recipe(stored, recommendation.recipe, stored.given)
 
 
 def _file(kind: type[BaseModel]) -> str:

@@ -11,6 +11,8 @@ from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.listing import RunRow
 from trainwright.tasks.spec.pool import Device, PoolEngine
+from trainwright.tasks.trained_with import UsedField
+from trainwright.tasks.verdicts import Verdict
 
 
 class Memory(BaseModel):
@@ -154,11 +156,27 @@ class RunDocument(BaseModel, extra="allow"):
     step: str | None
     updated_at: str
     job_file: dict[str, Any]
+    job_used: dict[str, Any]
+    waiting: dict[str, Any] | None
+    failures: list[dict[str, Any]]
+    verdicts: list[Verdict]
+    trained_with: list[UsedField]
     plan: Plan | None
     result: dict[str, Any] | None
     predicted_and_measured: list[dict[str, Any]]
     exports: list[dict[str, Any]]
     events: list[dict[str, Any]]
+
+
+class TrainingProgress(BaseModel):
+    """How far a training is; `left_s` at the pace of its latest epochs."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    share: float
+    left_s: float | None
 
 
 class Recorded(BaseModel):
@@ -170,6 +188,7 @@ class Recorded(BaseModel):
     splits: list[dict[str, Any]]
     stride: int
     next_step: int
+    progress: TrainingProgress | None
 
 
 class Opened(BaseModel):

@@ -170,7 +170,7 @@ class StructureRequest(Document):
     )
 
 
-def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> None:
+def agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> None:
     """Raise ValueError if optimizer or precision is given and the structure has another."""
     if structure is None:
         return
@@ -210,7 +210,7 @@ class EstimateRequest(Document):
             raise ValueError("either a structure or a model")
         if self.calibration is None and self.device_type is None:
             raise ValueError("a calibration or a device_type")
-        _agree(self.structure, self)
+        agree(self.structure, self)
         return self
 
 
@@ -234,15 +234,23 @@ class PlanRequest(Job):
         le=MAX_ROWS,
         description="with a structure: number of rows, instead of the schema",
     )
+    run: str | None = Field(
+        default=None,
+        max_length=100,
+        description="`job/id` of a run, instead of model, structure and schema: its model, data "
+        "and estimate; its pool too, if `pool` is left out (null: the server's machine)",
+    )
     calibrations: list[Calibration] = _CALIBRATIONS
 
     @model_validator(mode="after")
     def _complete(self) -> PlanRequest:
-        if (self.structure is None) == (self.model is None):
-            raise ValueError("either a structure or a model")
+        if sum(one is not None for one in (self.structure, self.model, self.run)) != 1:
+            raise ValueError("either a structure, a model or a run")
+        if self.run is not None and self.data_schema is not None:
+            raise ValueError("a run without a data_schema")
         if self.rows is not None and (self.structure is None or self.data_schema is not None):
             raise ValueError("rows only with a structure, and without a data_schema")
-        _agree(self.structure, self.train)
+        agree(self.structure, self.train)
         return self
 
     def job(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from trainwright.tasks.extract import batch_spec
 from trainwright.tasks.leases.pool_status import cluster_state, pool_document
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
 from trainwright.tasks.service import limits
+from trainwright.tasks.service.asked_run import AskedRun, asked_run
 from trainwright.tasks.service.auth import Caller
 from trainwright.tasks.service.cluster_states import ClusterStates
 from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
@@ -162,21 +163,29 @@ class Service:
         request = validated(PlanRequest, limits.parse(body), "request")
         if request.model is not None:
             caller.needs_run("a model's code")
+        asked = None
+        if request.run is not None:
+            asked = await asyncio.to_thread(asked_run, self.records, request)
         schema_given = request.data_schema is not None or request.rows is not None
-        if not schema_given and not request.data.uri.startswith("builtin:"):
+        reads_data = asked is None and not schema_given
+        if reads_data and not request.data.uri.startswith("builtin:"):
             caller.needs_run("reading data")
         if isinstance(request.pool, Pool):
             pool: Pool = request.pool
+        elif asked is not None and "pool" not in request.model_fields_set:
+            pool = await asyncio.to_thread(asked.pool_for, caller, self.served)
         else:
             pool = await asyncio.to_thread(self.served.pool, request.pool)
-        answer = await self._work.do(key, partial(self._plan, request, pool, caller))
+        answer = await self._work.do(key, partial(self._plan, request, pool, caller, asked))
         if request.structure is not None and schema_given and not isinstance(request.pool, str):
             self._cache.put(key, answer, PLAN_LIFETIME_S)
         return answer
 
-    async def _plan(self, request: PlanRequest, pool: Pool, caller: Caller) -> bytes:
-        schema = await self._schema(request, caller)
-        structure: Structure | None = request.structure
+    async def _plan(
+        self, request: PlanRequest, pool: Pool, caller: Caller, run: AskedRun | None
+    ) -> bytes:
+        schema = await self._schema(request, caller) if run is None else run.schema
+        structure: Structure | None = request.structure if run is None else run.structure
         if request.model is not None:
             traced = StructureRequest(
                 model=request.model,
@@ -190,7 +199,8 @@ class Service:
         asked = {
             "call": "plan",
             "job": request.job(),
-            "pool": pool.model_dump(mode="json") if request.pool else None,
+            "pool": pool.model_dump(mode="json") if request.pool or run is not None else None,
+            "estimate": run.estimate.model_dump(mode="json") if run and run.estimate else None,
             "schema": schema.model_dump(mode="json"),
             "structure": structure.model_dump(mode="json"),
             "calibrations": [one.model_dump(mode="json") for one in request.calibrations],

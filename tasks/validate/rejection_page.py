@@ -9,6 +9,7 @@ from typing import Any
 from trainwright.tasks.html_page import html_page, table, tiles
 from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.runs.artefacts.validation import DataWarning, Expectation, Validation
+from trainwright.tasks.units import counted
 from trainwright.tasks.validate.drift.compare_profiles import drift_line
 from trainwright.tasks.validate.drift.histograms import picture
 
@@ -42,14 +43,15 @@ def _failures(failed: list[Expectation]) -> str:
     parts = ["<h2>Expectations failed</h2>"]
     for one in failed[:_MOST_SHOWN]:
         column = f" of <b>{escape(one.column)}</b>" if one.column is not None else ""
-        rows = "" if one.unexpected_count is None else f": {one.unexpected_count:,} rows"
-        parts.append(f'<h3 class="bad">{escape(_words(one))}{column}{rows}</h3>')
-        shown = [(name, value) for name, value in one.expected.items() if value is not None]
-        if one.observed is not None:
-            shown.append(("observed", one.observed))
-        parts.append(
-            table(["", ""], [[escape(name), _value(value)] for name, value in shown], set())
-        )
+        rows = f": {counted(one.unexpected_count, 'row')}" if one.unexpected_count else ""
+        parts.append(f'<h3 class="bad">{escape(expectation_words(one))}{column}{rows}</h3>')
+        shown = [
+            (escape(name.replace("_", " ")), _value(value))
+            for name, value in one.expected.items()
+            if value is not None
+        ]
+        shown.append(("observed", escape(observed_words(one))))
+        parts.append(table(["", ""], [list(line) for line in shown], set()))
         if one.sample_rows:
             names = list(one.sample_rows[0])
             rows_shown = [[_value(row.get(name)) for name in names] for row in one.sample_rows]
@@ -63,7 +65,7 @@ def _failures(failed: list[Expectation]) -> str:
 def _met(validation: Validation) -> str:
     met = [one for one in validation.expectations if one.success]
     rows = [
-        [escape(one.column or ""), escape(_words(one)), _value(one.observed)]
+        [escape(one.column or ""), escape(expectation_words(one)), escape(observed_words(one))]
         for one in met[:_MOST_SHOWN]
     ]
     more = f"<p>and {len(met) - _MOST_SHOWN} more</p>" if len(met) > _MOST_SHOWN else ""
@@ -115,10 +117,45 @@ def warning_section(warnings: list[DataWarning]) -> str:
     return f"<h2>Warnings about the data</h2>{table(heads, rows, set())}"
 
 
-def _words(one: Expectation) -> str:
+def expectation_words(one: Expectation) -> str:
+    """An expectation's name as words: values to be between."""
     return one.expectation.removeprefix("expect_").removeprefix("column_").replace("_", " ")
 
 
+def observed_words(one: Expectation) -> str:
+    """What the data has: the value, or the rows, if the expectation is about each of them."""
+    if one.observed is not None:
+        return _text(one.observed)
+    if one.unexpected_count:
+        lacking = "null" in one.expectation
+        return f"{counted(one.unexpected_count, 'row')}{' without a value' if lacking else ''}"
+    return "as expected" if one.success else "not known"
+
+
+def failures(validation: Validation) -> list[dict[str, Any]]:
+    """The failed expectations for a screen, at most the first 200."""
+    return [
+        {
+            "column": one.column,
+            "words": expectation_words(one),
+            "expected": {
+                name.replace("_", " "): _text(value)
+                for name, value in one.expected.items()
+                if value is not None
+            },
+            "observed": observed_words(one),
+            "rows": one.unexpected_count,
+            "first_rows": [row["index"] for row in one.sample_rows],
+        }
+        for one in validation.expectations
+        if not one.success
+    ][:_MOST_SHOWN]
+
+
 def _value(value: Any) -> str:
+    return escape(_text(value))
+
+
+def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return escape(text if len(text) <= 300 else text[:297] + "...")
+    return text if len(text) <= 300 else text[:297] + "..."

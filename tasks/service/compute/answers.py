@@ -9,15 +9,18 @@ import contextlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.predict.calibration import Calibration, parse
 from trainwright.estimator.structure import Structure
+from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.preview import plan_structure
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
 from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.extract import batch_spec
 from trainwright.tasks.runs.artefacts.data_schema import DataSchema
+from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.data_spec import DataSpec
 from trainwright.tasks.spec.eligibility import usable
@@ -73,13 +76,19 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     job = Job.model_validate(request["job"])
     pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
     calibrations = [_calibration(one) for one in request["calibrations"]]
-    if not request["may_measure"]:
-        calibrations += _known(usable(pool, job), calibrations)
+    devices = usable(pool, job)
+    known = Estimate.model_validate(request["estimate"]) if request["estimate"] else None
+    if calibrations or any(known is None or known.find(device) is None for device in devices):
+        known = None  # of a run whose pool had other devices
+    if known is None and not request["may_measure"]:
+        calibrations += _known(devices, calibrations)
     schema = DataSchema.model_validate(request["schema"])
     # From `rows` alone, the kind of task is not known.
     task = schema.task if schema.task != "custom" else job.data.task
     require_metrics(job, "request", task, len(schema.classes or ()) or None)
     structure = Structure.model_validate(request["structure"])
+    if known is not None:
+        return make_plan(job, pool, known, schema, now=datetime.now(UTC)).model_dump(mode="json")
     return plan_structure(
         job, pool, schema, structure, Settings.from_environment(), calibrations
     ).model_dump(mode="json")

@@ -14,7 +14,9 @@ from trainwright.tasks.allocate.timeline.measured_step import MeasuredStep
 from trainwright.tasks.allocate.timeline.simulated_plan import simulated_plan
 from trainwright.tasks.allocate.timeline.timeline_svg import timeline_svg
 from trainwright.tasks.analyze.prediction_check import predicted_and_measured
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.leases.ledger import Ledger
+from trainwright.tasks.leases.waiting_place import waiting_place
 from trainwright.tasks.runs.artefacts.data_profile import Drift
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
@@ -30,9 +32,10 @@ from trainwright.tasks.spec.metric_names import better_is
 from trainwright.tasks.summary import summary
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
+from trainwright.tasks.train.record.pace import progress_of
 from trainwright.tasks.train.record.waiting_hosts import waiting_hosts
 from trainwright.tasks.units import says_nothing
-from trainwright.tasks.validate.rejection_page import drifted_columns
+from trainwright.tasks.validate.rejection_page import drifted_columns, failures
 
 
 class NotFound(BadInput):
@@ -140,6 +143,9 @@ class Records:
         return summary(run) | {
             "id": run.id,
             "job_file": run.read(RunJob).model_dump(mode="json"),
+            "job_used": run.job().model_dump(mode="json"),
+            "waiting": _waiting(run) if status.state == "running" else None,
+            "failures": failures(validation) if validation and not validation.success else [],
             "step": status.step,
             "updated_at": status.updated_at,
             "plan": plan.model_dump(mode="json") if plan else None,
@@ -159,7 +165,10 @@ class Records:
     def _metrics(self, job: str, identifier: str, from_step: int) -> bytes:
         run = self.found(job, identifier)
         running = run.status().state == "running"
-        return _json(live.recorded(run, self._parts, from_step, running=running))
+        found = live.recorded(run, self._parts, from_step, running=running)
+        plan = run.find(Plan) if running else None
+        going = progress_of(found, plan.steps_per_epoch, plan.epochs) if plan else None
+        return _json(found | {"progress": going})
 
     def _file(self, job: str, identifier: str, name: str) -> bytes:
         try:
@@ -250,6 +259,14 @@ def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
         "best": best(results, default=None),
         "newest": rows[0].id,
     }
+
+
+def _waiting(run: Run) -> dict[str, Any] | None:
+    """The run's place in the queue for devices; None if it does not wait, or if it is not known."""
+    try:
+        return waiting_place(run.uri, Ledger(run.settings.ledger_url))
+    except ServiceUnreachable:
+        return None
 
 
 def _drift(drift: Drift | None) -> dict[str, Any] | None:
