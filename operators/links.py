@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 SERVICE = "/trainwright"
 
 
+def service_address(path: str) -> str:
+    """The address of a path of the service that is mounted in Airflow's API server."""
+    base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    return f"{base}{SERVICE}/{path}"
+
+
 @attrs.define()
 class RunFolderLink(BaseOperatorLink):
     """The run on the page."""
@@ -32,8 +38,7 @@ class RunFolderLink(BaseOperatorLink):
         shown: tuple[str, str] | None = getattr(operator, "shown_run", None)
         if shown is None:
             return ""
-        base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
-        return f"{base}{SERVICE}/{self.address.format(run='/'.join(map(quote, shown)))}"
+        return service_address(self.address.format(run="/".join(map(quote, shown))))
 
 
 @attrs.define()

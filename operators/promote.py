@@ -12,6 +12,7 @@ from trainwright.operators.assets import alias_asset, announce
 from trainwright.operators.base import StepOperator, given
 from trainwright.operators.failures import airflow_errors
 from trainwright.operators.hooks import connection_ids, settings_of
+from trainwright.operators.links import service_address
 
 
 class PromoteOperator(StepOperator):
@@ -90,8 +91,9 @@ def _says_yes(answer: dict[str, Any] | bool | str | None) -> bool:
 class ApprovePromotionOperator(ApprovalOperator):
     """Ask a person if the job has `promotion.require_approval` and the model is better.
 
-    Otherwise it continues at once. Waits without a worker slot, up to `response_timeout`.
-    "Reject" skips the tasks that follow.
+    The question has both models' metrics, the verdict on the job's target, and links to the run
+    and its report. Otherwise it continues at once. Waits without a worker slot, up to
+    `response_timeout`. "Reject" skips the tasks that follow.
 
     | input | default | meaning |
     |---|---|---|
@@ -138,6 +140,7 @@ class ApprovePromotionOperator(ApprovalOperator):
         """Ask, or continue without asking."""
         from airflow.sdk.exceptions import AirflowSkipException
 
+        from trainwright.tasks.approval_text import approval_text
         from trainwright.tasks.promote import decide
         from trainwright.tasks.runs.run import Run
 
@@ -152,14 +155,13 @@ class ApprovePromotionOperator(ApprovalOperator):
             run = Run(str(uri), settings_of(ids))
             needed = run.job().needs_approval
             decision = decide(run, given(self.name), given(self.alias))[0]
+            text = approval_text(run, decision, given(self.name), service_address)
         if not needed or not decision.promoted or decision.current == run.uri:
             return {"asked": False, "reason": decision.reason}
+        self.subject = f"Promote {run.job_name} {run.id} to {decision.alias}?"
+        self.body = text
         if self.unattended:
             raise AirflowSkipException(
                 f"{decision.alias}: needs a person's approval, which is given in Airflow's UI"
             )
-        self.subject = f"Promote {run.job_name} {run.id} to {decision.alias}?"
-        self.body = (
-            f"{decision.reason}.\n\n- run: `{run.uri}`\n- current: `{decision.current or 'none'}`"
-        )
         return super().execute(context)

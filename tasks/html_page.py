@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from trainwright.tasks.plots import colours
+from trainwright.tasks.verdicts import Verdict
 
 STYLE = (
     colours.STYLE
@@ -26,6 +28,9 @@ th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
 td.figure, th.figure { text-align: right; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; } .wide.chart { margin-top: 16px; }
+.verdict { color: inherit; font-weight: 600; margin: 8px 0; padding-left: 10px;
+  border-left: 4px solid var(--muted); }
+.verdict.good { border-color: var(--good); } .verdict.bad { border-color: var(--bad); }
 summary { color: var(--muted); cursor: pointer; margin: 8px 0; }
 svg { max-width: 100%; display: block; margin: 4px 0 18px; }
 table.confusion { width: auto; } .confusion td { padding: 3px 8px; text-align: right; }
@@ -50,6 +55,14 @@ def tiles(values: list[tuple[str, str]]) -> str:
         for value, name in values
     )
     return f'<div class="tiles">{shown}</div>'
+
+
+def verdict_lines(judged: Sequence[Verdict]) -> str:
+    """What a run means, a line for each verdict; it stands before all figures."""
+    kinds = {True: " good", False: " bad", None: ""}
+    return "".join(
+        f'<p class="verdict{kinds[verdict.good]}">{escape(verdict.words)}</p>' for verdict in judged
+    )
 
 
 def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:

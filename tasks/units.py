@@ -28,15 +28,21 @@ def metric(value: float) -> str:
     return f"{value:,.{4 if size < 10 else max(0, 4 - math.floor(math.log10(size)))}f}"
 
 
-_WIDEST = 1000.0
+_ROUGH_FROM = 10.0
+_UNKNOWN_FROM = 1e6
 
 
-def says_nothing(low: float, high: float) -> bool:
-    """Whether an interval's high end is so far above its low one that the value is not known.
+def is_rough(low: float, high: float) -> bool:
+    """Whether an interval is so wide that only the order of its value is known.
 
     A bound on one side (low is 0) is no such interval.
     """
-    return low > 0 and high / low > _WIDEST
+    return low > 0 and high / low > _ROUGH_FROM
+
+
+def is_unknown(low: float, high: float) -> bool:
+    """Whether an interval is so wide that not even the order of its value is known."""
+    return low > 0 and high / low > _UNKNOWN_FROM
 
 
 def counted(count: int, noun: str) -> str:
@@ -94,8 +100,23 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def predicted(value: Mapping[str, float], show: Callable[[float], str]) -> str:
+    """A predicted value, whose interval stands beside it: 2 min 27 s.
+
+    With a rough interval: about 2 min (rough). All screens, pages and charts say it so.
+    """
+    median, low, high = value["median"], value["low"], value["high"]
+    if is_unknown(low, high):
+        return "not known"
+    if not is_rough(low, high):
+        return show(median)
+    return f"about {coarse(median) if show is seconds else show(float(f'{median:.2g}'))} (rough)"
+
+
 def interval(value: Mapping[str, float] | None, show: Callable[[float], str]) -> str:
-    """median (low to high)."""
+    """median (low to high); of a rough interval, only what `predicted` says."""
     if value is None:
         return "-"
+    if is_rough(value["low"], value["high"]):
+        return predicted(value, show)
     return f"{show(value['median'])}  ({show(value['low'])} to {show(value['high'])})"

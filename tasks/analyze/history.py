@@ -26,7 +26,7 @@ from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.metric_names import leading_metric
 from trainwright.tasks.store import seal_folder
-from trainwright.tasks.units import says_nothing
+from trainwright.tasks.units import is_rough
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -254,7 +254,7 @@ def _outcome(run: Run, target: str | None) -> dict[str, Any]:
                 if predicted
                 and measured.duration_s
                 and result.early_stopped is None
-                and not says_nothing(predicted.duration_s.low, predicted.duration_s.high)
+                and not is_rough(predicted.duration_s.low, predicted.duration_s.high)
                 else float("nan")
             ),
         }

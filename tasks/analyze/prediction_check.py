@@ -10,7 +10,7 @@ from trainwright.tasks.allocate.recompute.recomputing_curves import RecomputingC
 from trainwright.tasks.runs.artefacts.estimate import Estimate
 from trainwright.tasks.runs.artefacts.plan import Plan, PlannedDevice
 from trainwright.tasks.runs.artefacts.training_result import Result
-from trainwright.tasks.units import says_nothing
+from trainwright.tasks.units import is_unknown
 
 
 def predicted_and_measured(
@@ -86,7 +86,7 @@ def _compared(
     name: str, unit: str, median: float, low: float, high: float, seen: float | None
 ) -> dict[str, Any]:
     # The time of an emulated device is set, so it has no interval.
-    has_interval = low < high and not says_nothing(low, high)
+    has_interval = low < high and not is_unknown(low, high)
     return {
         "quantity": name,
         "unit": unit,

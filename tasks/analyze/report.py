@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,9 @@ from trainwright.tasks.analyze.report_charts import (
     step_times,
     validation_metrics,
 )
-from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended
+from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended, trained_table
 from trainwright.tasks.analyze.step import compared
-from trainwright.tasks.html_page import html_page, table, tiles
+from trainwright.tasks.html_page import html_page, table, tiles, verdict_lines
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.report_figures import Report
@@ -27,8 +28,18 @@ from trainwright.tasks.runs.artefacts.validation import Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
 from trainwright.tasks.spec.metric_names import shown_metrics
-from trainwright.tasks.units import amount, metric, plain, says_nothing, seconds, size
+from trainwright.tasks.units import (
+    amount,
+    is_rough,
+    is_unknown,
+    metric,
+    plain,
+    predicted,
+    seconds,
+    size,
+)
 from trainwright.tasks.validate.rejection_page import drift_section, warning_section
+from trainwright.tasks.verdicts import verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,8 +78,10 @@ def page(
     chart = places(charts)
     sections = [
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
+        verdict_lines(verdicts(run.job().train.target, result, recommendation)),
         _tiles(result),
         "<h2>Predicted and measured</h2>" + _predicted(report, result) + chart.get("predicted", ""),
+        trained_table(run, result, search, recommendation),
         "<h2>Learning</h2>" + _stored(result) + early_stop(result.early_stopped),
         chart.get("losses", ""),
         chart.get("validation", ""),
@@ -142,7 +155,8 @@ def _predicted(report: Report, result: Result) -> str:
             else '<span class="bad">outside</span>'
         )
         low, high, unit = row["low"], row["high"], row["unit"]
-        if says_nothing(low, high):
+        rough = is_rough(low, high)
+        if is_unknown(low, high):
             interval = "not known"
         elif unit == "B":
             interval = f"at most {_quantity(high, unit)}"
@@ -151,10 +165,13 @@ def _predicted(report: Report, result: Result) -> str:
         rows.append(
             [
                 escape(row["quantity"]) + (source if row["quantity"] == "energy" else ""),
-                "not known" if says_nothing(low, high) else _quantity(row["predicted"], unit),
+                predicted(
+                    {"median": row["predicted"], "low": low, "high": high},
+                    seconds if unit == "s" else partial(_quantity, unit=unit),
+                ),
                 interval,
                 _quantity(row["measured"], unit),
-                _percent(None if says_nothing(low, high) else row["error"], sign=True),
+                _percent(None if rough else row["error"], sign=True),
                 inside,
             ]
         )

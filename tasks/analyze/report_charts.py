@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.plots.colours import BACK, BLUE, GREEN, GREY, HUES, LINE, MUTED, PURPLE, TEXT
 from trainwright.tasks.spec.metric_names import SHARES
+from trainwright.tasks.units import is_rough, is_unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,26 +130,38 @@ def ratios(rows: list[dict[str, Any]]) -> Any:
     """Each prediction, with its interval, as a multiple of the measured value; 1 is exact."""
     from bokeh.models import Span
 
-    known = [row for row in rows[::-1] if row["measured"]]
+    known = [
+        row
+        for row in rows[::-1]
+        if row["measured"] and row["predicted"] and not is_unknown(row["low"], row["high"])
+    ]
     names = [row["quantity"] for row in known]
+    # Memory has only an upper bound.
+    spans = [
+        [value / row["measured"] for value in (row["low"] or row["predicted"], row["high"])]
+        for row in known
+    ]
+    medians = [row["predicted"] / row["measured"] for row in known]
+    sharp = [
+        end
+        for row, span in zip(known, spans, strict=True)
+        if not is_rough(row["low"], row["high"])
+        for end in span
+    ]
+    shown_values = [1.0, *medians, *sharp]
     shown = _figure(
         "Predicted, as a multiple of measured",
         left=_LEFT_OF_NAMES,
         y_range=names,
-        x_axis_label="predicted / measured",
+        x_range=(min(shown_values) / 1.2, max(shown_values) * 1.2),
+        x_axis_type="log",
+        x_axis_label="predicted / measured; a rough interval may go beyond the plot",
     )
     shown.height = 90 + 26 * len(names)
-    # Memory has only an upper bound.
-    lows = [(row["low"] or row["predicted"]) / row["measured"] for row in known]
-    shown.segment(
-        lows,
-        names,
-        [row["high"] / row["measured"] for row in known],
-        names,
-        color=GREY,
-        line_width=3,
-    )
-    shown.scatter([row["predicted"] / row["measured"] for row in known], names, color=BLUE, size=8)
+    lows, highs = ([span[end] for span in spans] for end in (0, 1))
+    shown.segment(lows, names, highs, names, color=GREY, line_width=3)
+    shown.scatter(medians, names, color=BLUE, size=8)
+    _grouped(shown.xaxis)
     shown.add_layout(Span(location=1, dimension="height", line_color=GREEN, line_width=1))
     return shown
 

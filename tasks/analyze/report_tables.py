@@ -6,14 +6,36 @@ from html import escape
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.html_page import table
+from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
+from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
-from trainwright.tasks.runs.artefacts.training_result import ClassMetrics, EarlyStop
+from trainwright.tasks.runs.artefacts.run_job import RunJob
+from trainwright.tasks.runs.artefacts.training_result import ClassMetrics, EarlyStop, Result
+from trainwright.tasks.runs.run import Run, job_of
+from trainwright.tasks.trained_with import RunFacts, trained_with
 from trainwright.tasks.units import plain, seconds
 
 
 def early_stop(found: EarlyStop | None) -> str:
     """The reason for an early stop; empty without one."""
     return f"<p>Training {escape(found.reason)}.</p>" if found is not None else ""
+
+
+def trained_table(
+    run: Run,
+    result: Result,
+    search: LearningRateSearch | None,
+    recommendation: Recommendation | None,
+) -> str:
+    """With what the run trained, and what the job says if that differs."""
+    stored = run.read(RunJob)
+    job = job_of(stored, recommendation)
+    facts = RunFacts(stored, job, recommendation, run.find(Plan), search, result)
+    rows = [
+        [escape(field.name), escape(field.used), escape(field.given or "")]
+        for field in trained_with(facts)
+    ]
+    return "<h2>Trained with</h2>" + table(["", "used", "the job says"], rows, set())
 
 
 def recommended(found: Recommendation | None) -> str:

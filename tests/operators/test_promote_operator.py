@@ -85,8 +85,15 @@ def test_approval_is_requested_only_if_the_job_requires_it_and_the_model_is_bett
         only_if_better="accuracy",
     )
     assert ApprovePromotionOperator(task_id="a", run=free.uri).execute(context())["asked"] is False
+    asks = ApprovePromotionOperator(task_id="a", run=held.uri, unattended=True)
     with pytest.raises(AirflowSkipException, match="given in Airflow's UI"):
-        ApprovePromotionOperator(task_id="a", run=held.uri, unattended=True).execute(context())
+        asks.execute(context())
+    for line in (
+        "| accuracy | 0.9500 | – |",
+        f"/trainwright/page/#/run/digits/{held.id})",
+        f"/trainwright/runs/digits/{held.id}/report)",
+    ):
+        assert line in asks.body
     better, _ = find_alias(held.root(), "digits", "production")
     assert better is None
     worse = sealed_run(
@@ -110,6 +117,11 @@ def test_approval_is_requested_only_if_the_job_requires_it_and_the_model_is_bett
         AirflowSkipException, match="best: needs a person's approval"
     ):  # that alias does not exist yet
         elsewhere.execute(context())
+    again = ApprovePromotionOperator(task_id="a", run=held.uri, unattended=True)
+    with pytest.raises(AirflowSkipException):
+        again.execute(context())
+    assert "| accuracy | 0.9500 | 0.9000 |" in again.body
+    assert f"[the current run](/trainwright/page/#/run/digits/{free.id})" in again.body
 
 
 @pytest.mark.parametrize("wish", [{}, {"name": "candidates", "alias": "best"}])

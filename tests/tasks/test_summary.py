@@ -78,7 +78,7 @@ def test_a_cost_has_its_unit_and_no_exponent(
 ) -> None:
     run = finished_training(tmp_path.as_uri())
     plan, result = run.read(Plan), run.read(Result)
-    cost = Interval(median=2.54e-05, low=6.36e-06, high=0.000104)
+    cost = Interval(median=2.54e-05, low=6.36e-06, high=0.0000604)
     assert plan.predicted is not None
     predicted = plan.predicted.model_copy(update={"cost": cost})
     run.write(plan.model_copy(update={"currency": currency, "predicted": predicted}))
@@ -86,7 +86,7 @@ def test_a_cost_has_its_unit_and_no_exponent(
     run.write(result.model_copy(update={"measured": measured}))
     document, lines = shown(run)
     assert document["currency"] == currency
-    figures = "0.0000254 0.0000064 0.0001040 0.0000300 inside"
+    figures = "0.0000254 0.0000064 0.0000604 0.0000300 inside"
     assert f"cost, {unit} {figures}" in lines
 
 
@@ -188,11 +188,25 @@ def test_a_finished_runs_summary_fits_a_screen_and_says_where_the_rest_is(
     assert "reason" in everything
 
 
-def test_a_prediction_that_says_nothing_is_not_known(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("ends", "row"),
+    [
+        ({"median": 3e40, "low": 2.0, "high": 1e90}, "duration, s not known - - 20.0"),
+        (
+            {"median": 147.0, "low": 12.0, "high": 7200.0},
+            "duration, min about 2 min (rough) 0.20 120.00 0.33 inside",
+        ),
+    ],
+)
+def test_a_rough_prediction_says_only_its_order(
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    ends: dict[str, float],
+    row: str,
 ) -> None:
     document = summary(finished_training(tmp_path.as_uri()))
-    document["predicted"]["duration_s"] = {"median": 3e40, "low": 2.0, "high": 1e90}
+    document["predicted"]["duration_s"] = ends
     show_run(document, "trainwright show 1")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "duration, s not known - - 20.0" in lines
+    assert row in lines

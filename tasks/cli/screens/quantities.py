@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainwright.tasks.units import amount, is_rough, plain, predicted, seconds
 
 Units = Sequence[tuple[float, str]]
 """Scales with their units, largest first."""
@@ -48,6 +50,17 @@ def column(
         _MOST_DECIMALS, max(_decimals(middle / scale, 3), _decimals(known[0] / scale, 1))
     )
     return unit, ["-" if value is None else f"{value / scale:.{decimals}f}" for value in given]
+
+
+def median_cell(ends: Mapping[str, float], units: Units, text: str) -> str:
+    """The cell of a predicted median, which has this text if its interval is not rough."""
+    if not is_rough(ends["low"], ends["high"]):
+        return text
+    if units is TIMES:
+        return predicted(ends, seconds)
+    if units is ENERGIES:
+        return predicted(ends, lambda value: amount(value, "J"))
+    return predicted(ends, lambda value: f"{plain(value)} {units[0][1]}")
 
 
 def _decimals(value: float, digits: int) -> int:

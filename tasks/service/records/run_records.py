@@ -34,7 +34,7 @@ from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
 from trainwright.tasks.train.record.pace import progress_of
 from trainwright.tasks.train.record.waiting_hosts import waiting_hosts
-from trainwright.tasks.units import says_nothing
+from trainwright.tasks.units import is_rough
 from trainwright.tasks.validate.rejection_page import drifted_columns, failures
 
 
@@ -238,7 +238,7 @@ def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
         for row in done
         if (guess := row.predicted_duration_s)
         and row.duration_s
-        and not says_nothing(guess.low, guess.high)
+        and not is_rough(guess.low, guess.high)
     ]
     metric = done[0].leading_metric if done else None
     results = [row.metrics[metric] for row in done if metric is not None and metric in row.metrics]

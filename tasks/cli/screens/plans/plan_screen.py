@@ -21,6 +21,7 @@ from trainwright.tasks.cli.screens.quantities import (
     Units,
     column,
     headed,
+    median_cell,
     money,
 )
 from trainwright.tasks.runs.artefacts.layout import DATA_PARALLEL
@@ -232,6 +233,7 @@ def _interval(
     if value is None:
         return (name, "-", "-", "-", "")
     unit, texts = column([value.median, value.low, value.high, most], units, value.median)
+    texts[0] = median_cell(value.model_dump(), units, texts[0])
     return (f"{name}, {unit}", *texts[:3], texts[3] if most is not None else "")
 
 

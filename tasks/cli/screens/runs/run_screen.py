@@ -14,10 +14,17 @@ from rich.text import Text
 
 from trainwright.tasks.cli.screens.console import KEPT, facts, out, state, table
 from trainwright.tasks.cli.screens.kind_table import show_kinds
-from trainwright.tasks.cli.screens.quantities import ENERGIES, TIMES, Units, column, money
+from trainwright.tasks.cli.screens.quantities import (
+    ENERGIES,
+    TIMES,
+    Units,
+    column,
+    median_cell,
+    money,
+)
 from trainwright.tasks.runs.artefacts.export_report import EXPORT_FOLDER
 from trainwright.tasks.spec.metric_names import leading_metric, shown_metrics
-from trainwright.tasks.units import amount, counted, metric, says_nothing, seconds, size
+from trainwright.tasks.units import amount, counted, is_unknown, metric, seconds, size
 
 _DEVICES_SHOWN = 8
 _STEPS_SHOWN = 3
@@ -180,7 +187,7 @@ def _row(
     name: str, ends: dict[str, float] | None, value: float | None, units: Units, comparable: bool
 ) -> tuple[str | Text, ...]:
     """`comparable`: an early stopped training is not what was predicted, but for its steps."""
-    if ends is None or says_nothing(ends["low"], ends["high"]):
+    if ends is None or is_unknown(ends["low"], ends["high"]):
         unit, (measured,) = column([value], units)
         return (f"{name}, {unit}", "-" if ends is None else "not known", "-", "-", measured, "")
     given = [ends["median"], ends["low"], ends["high"]]
@@ -190,6 +197,7 @@ def _row(
     if comparable and value is not None and ends["low"] < ends["high"]:
         within = ends["low"] <= value <= ends["high"]
         inside = Text("inside", "green") if within else Text("outside", "yellow")
+    texts[0] = median_cell(ends, units, texts[0])
     return (f"{name}, {unit}", *texts, inside)
 
 
