@@ -9,6 +9,7 @@ from trainwright.tasks.runs.alias import Alias, find_alias
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.metric_names import shown_metrics
 from trainwright.tasks.units import metric
 from trainwright.tasks.verdicts import verdicts
 
@@ -52,8 +53,9 @@ def approval_text(
 
 def _compared_metrics(metrics: dict[str, float], first: str | None) -> list[tuple[str, str, float]]:
     """Words, name and value of each metric; the one that decides comes first."""
-    names = sorted(metrics, key=lambda name: (name != first, "loss" in name))
-    return [(name.replace("_", " "), name, metrics[name]) for name in names]
+    names = {name.replace("_", " "): name for name in metrics}
+    shown = sorted(shown_metrics(metrics).items(), key=lambda item: names[item[0]] != first)
+    return [(words, names[words], value) for words, value in shown]
 
 
 def _linked(run: Run, current: Alias | None) -> list[tuple[str, str, Run]]:

@@ -38,6 +38,9 @@ class RunFacts:
     result: Result | None
 
 
+_OF_RECIPE = "by the recommended model"
+
+
 def trained_with(facts: RunFacts) -> list[UsedField]:
     """The fields in the order in which people ask for them."""
     return [
@@ -52,13 +55,23 @@ def _fields(facts: RunFacts) -> Iterator[tuple[str, str, str, str | None]]:
     """Name, label, value as used, and value as the user gave it (None: not given)."""
     train, result, plan = facts.job.train, facts.result, facts.plan
     data, objective = facts.job.data, facts.job.objective
+    undecided = facts.stored.model is None and facts.recommendation is None
+
+    def used(name: str, text: str) -> str:
+        return _OF_RECIPE if undecided and _given(facts, name) is None else text
+
     yield "model", "model", _model(facts), None
     yield "data.uri", "data", data.uri + (f", target {data.target}" if data.target else ""), None
-    yield "train.optimizer", "optimizer", _optimizer(facts.job), None
+    yield "train.optimizer", "optimizer", used("optimizer", _optimizer(facts.job)), None
     if (rate := _learning_rate(facts)) is not None:
         yield "train.learning_rate", "learning rate", plain(rate), _given(facts, "learning_rate")
-    yield "train.schedule", "schedule", _schedule(facts.job), _given(facts, "schedule")
-    yield "train.epochs", "epochs", _epochs(facts), _given(facts, "epochs")
+    yield (
+        "train.schedule",
+        "schedule",
+        used("schedule", _schedule(facts.job)),
+        _given(facts, "schedule"),
+    )
+    yield "train.epochs", "epochs", used("epochs", _epochs(facts)), _given(facts, "epochs")
     if plan is not None:
         batch = f"{plan.global_batch_size:,}"
         if plan.accumulation > 1:

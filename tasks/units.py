@@ -110,7 +110,10 @@ def predicted(value: Mapping[str, float], show: Callable[[float], str]) -> str:
         return "not known"
     if not is_rough(low, high):
         return show(median)
-    return f"about {coarse(median) if show is seconds else show(float(f'{median:.2g}'))} (rough)"
+    near = float(f"{median:.2g}")
+    if show is not seconds or median < 1:
+        return f"about {show(near)} (rough)"
+    return f"about {coarse(median) if median >= 60 else f'{plain(near)} s'} (rough)"
 
 
 def interval(value: Mapping[str, float] | None, show: Callable[[float], str]) -> str:

@@ -18,6 +18,7 @@ from trainwright.tasks.cli.screens import console
 from trainwright.tasks.cli.screens.runs.run_screen import show_run
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees
 from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import Run
@@ -117,6 +118,40 @@ def test_a_recommended_model_is_shown_with_its_reason_and_recipe(
     assert document["recommended"]["recipe"] == {"train.epochs": 30}
     assert "recommended model linear-small: it <is> the simplest" in lines
     assert "its recipe epochs 30" in lines
+
+
+def test_the_summary_says_with_what_a_run_trained_and_whether_trees_are_better(
+    home: Path, tmp_path: Path
+) -> None:
+    run = begin_run(tmp_path.as_uri(), "mixed", 1, epochs=5, schedule="cosine")
+    stored = run.read(RunJob)
+    named = {one["name"]: one["used"] for one in summary(run)["trained_with"]}
+    assert (named["epochs"], named["schedule"]) == ("5", "cosine")
+    run.write(stored.model_copy(update={"model": None, "given": ["train.schedule"]}))
+    named = {one["name"]: one["used"] for one in summary(run)["trained_with"]}
+    assert (named["epochs"], named["schedule"]) == ("by the recommended model", "cosine")
+    trees = BoostedTrees(library="LightGBM", metric=0.96, rows=24, train_rows=48, duration_s=1.0)
+    recipe = {"train.epochs": 100, "train.schedule": "flat-cosine"}
+    found = recommendation().model_copy(update={"recipe": recipe, "reference": trees})
+    run.write(found)
+    given = ["train.global_batch_size", "train.schedule", "train.epochs"]
+    run.write(stored.model_copy(update={"model": None, "given": given}))
+    result = write_outcome(run, metrics={"accuracy": 0.95})
+    run.write(result.model_copy(update={"target_reached": None}))
+    document = summary(run)
+    fields = {one["name"]: (one["used"], one["given"]) for one in document["trained_with"]}
+    assert fields["model"] == ("linear-small (recommended)", None)
+    assert fields["epochs"] == ("3 of 5", "5")
+    assert fields["global batch"] == ("48", "auto")
+    assert fields["schedule"] == ("cosine", None)
+    assert [(one["kind"], one["good"], one["words"]) for one in document["verdicts"]] == [
+        (
+            "baseline",
+            False,
+            "Boosted trees are better: accuracy 0.9600, this model 0.9500 "
+            "(LightGBM, 24 of 48 training rows).",
+        )
+    ]
 
 
 def test_only_what_the_run_uses_of_a_recipe_is_shown(home: Path, tmp_path: Path) -> None:

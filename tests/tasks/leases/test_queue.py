@@ -15,6 +15,7 @@ import pytest
 
 from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.leases.waiting_place import waiting_place
 
 FIGHT = Path(__file__).parents[2] / "benchmarks" / "leases.py"
 
@@ -43,6 +44,25 @@ def test_a_run_takes_devices_in_its_turn_and_not_before(ledger: Ledger) -> None:
     assert look(queue, "first", ["a", "b"], 2) == (1, {"a", "b"})
     assert queue.take("first", Holder("first"), ["a", "b"]) is not None
     assert queue.waiting() == []
+
+
+def test_a_waiting_run_has_a_place_and_knows_who_holds_its_devices(ledger: Ledger) -> None:
+    queue = Queue(ledger)
+    ledger.take(["device a"], Holder("x"), "x")
+    look(queue, "first", ["device a", "device b"], 2)
+    look(queue, "second", ["device c"])
+    place = waiting_place("first", ledger)
+    assert place is not None
+    assert place.pop("waited_s") >= 0.0
+    assert place == {
+        "place": 1,
+        "waiting": 2,
+        "needed": 2,
+        "of": 2,
+        "free": 1,
+        "held_by": [{"holder": "x", "run": "x"}],
+    }
+    assert waiting_place("x", ledger) is None
 
 
 def test_a_run_keeps_its_devices_while_others_wait_for_them(ledger: Ledger) -> None:
@@ -98,6 +118,7 @@ SLEEPER = """
 import sys, time
 from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.leases.waiting_place import waiting_place
 ledger = Ledger(sys.argv[1])
 token = Queue(ledger).take("run", Holder("sleeper"), ["a"], ttl_s=1.0)
 with Heartbeat(ledger, "run", ["a"], 1.0, holder="sleeper", token=token) as beat:

@@ -5,6 +5,7 @@ content that a run has recorded.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -29,13 +30,21 @@ from layout_plans import HEAVY, plan_and_estimate
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from small_jobs import write_table
 
+from trainwright.estimator.curves import Affine, Interval
+from trainwright.estimator.structure import Structure
+from trainwright.tasks import units
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.estimate.pool_estimate import estimate
 from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.runs.artefacts.expected_wait import QueueWait
 from trainwright.tasks.runs.artefacts.plan import Plan
 from trainwright.tasks.runs.artefacts.run_job import RunJob
-from trainwright.tasks.runs.artefacts.validation import Validation
+from trainwright.tasks.runs.artefacts.validation import Expectation, Validation
 from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.record import events
 from trainwright.tasks.train.record.journal import StepJournal
 
@@ -79,8 +88,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("page")
     store = f"file://{folder / 'store'}"
     for number, seconds in ((1, 31.0), (2, 22.0), (3, 24.5)):
-        run = finished_training(store, "small", number)
-        write_outcome(run, metrics={"accuracy": 0.9 + number / 50, "loss": 0.2}, duration_s=seconds)
+        target = {"metric": "accuracy", "value": 0.97}
+        run = finished_training(store, "small", number, target=target)
+        figures = {"accuracy": 0.9 + number / 50, "loss": 0.2}
+        result = write_outcome(run, metrics=figures, duration_s=seconds)
+        run.write(result.model_copy(update={"target_reached": False}))
         run.note(
             state="success",
             steps={"validate": 1.5, "train": seconds},
@@ -101,8 +113,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         state="failed",
         step="train",
         holder=SCRIPT,
-        error={"kind": "training_failed", "message": SCRIPT},
+        error={"kind": "data_rejected", "message": SCRIPT, "nearest_deadline_s": 90.0},
     )
+    failed.objects.put("rejection.html", b"<h1>rejected</h1>")
+    unmet = Expectation(
+        expectation=f"expect_column_{SCRIPT}",
+        column=SCRIPT,
+        expected={"min_value": SCRIPT},
+        success=False,
+        unexpected_count=3,
+        sample_rows=[{"index": 7}],
+    )
+    kept = failed.read(Validation)
+    failed.write(kept.model_copy(update={"success": False, "expectations": [unmet]}))
     failed.objects.put(
         "logs/events.jsonl",
         json.dumps({"at": SCRIPT, "event": SCRIPT, "reason": SCRIPT}).encode() + b"\n",
@@ -239,15 +262,28 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
     page.wait_for_selector('table[aria-label="Runs"]')
     runs = _get(address, "/runs")["runs"]
     rows = values(page, "Runs")
-    assert [(row[1], row[5], row[8], row[10]) for row in rows] == [
+    assert [(row[1], row[5], row[9], row[6]) for row in rows] == [
         (one["job"], _shown(one["duration_s"]), _shown(one["energy_j"]), one["id"]) for one in runs
     ]
+    box = page.locator('table[aria-label="Runs"] tbody tr >> nth=0 >> td >> nth=6').bounding_box()
+    assert box["x"] + box["width"] < page.viewport_size["width"]  # the first columns are whole
     results = dict(
         page.locator('table[aria-label="Runs"] tbody tr').evaluate_all(
             "rows => rows.map((row) => [row.cells[1].textContent, row.cells[3].textContent])"
         )
     )
     assert (results["laid"], results["small"]) == ("loss 0.2000", "accuracy 0.9200")
+    for ends in (True, False):  # downwards, then upwards; what is not known comes last
+        page.click("button[name=sort] >> text=duration")
+        known = [float(row[5] or "") for row in values(page, "Runs") if row[5] != "–"]
+        assert known == sorted(known, reverse=ends)
+        assert [row[5] == "–" for row in values(page, "Runs")] == [False] * len(known) + [True] * (
+            len(runs) - len(known)
+        )
+    page.click("button[name=sort] >> text=duration")  # by age again
+    page.fill("input[name=filter]", "small 0.94")
+    assert [row[3] for row in values(page, "Runs")] == ["0.94"]
+    page.fill("input[name=filter]", "")
     for one in runs[1:3]:
         page.check(f'input[value="{one["job"]}/{one["id"]}"]')
     page.click("text=Compare 2")
@@ -256,6 +292,9 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
     figures = {row[0]: row[1:] for row in values(page, "Figures of the runs")}
     assert figures["duration"] == [_shown(one["duration_s"]) for one in runs[1:3]]
     assert figures["accuracy"] == [_shown(one["metrics"]["accuracy"]) for one in runs[1:3]]
+    best = page.locator('table[aria-label="Figures of the runs"] td.best').all_inner_texts()
+    assert best[0] == f"{max(one['metrics']['accuracy'] for one in runs[1:3]):.4f}, best"
+    assert page.locator('table[aria-label="Fields of the jobs"] tr.differs').count() == 0
 
 
 def test_of_more_than_eight_runs_the_first_ones_are_compared(tab: Watched, address: str) -> None:
@@ -290,6 +329,11 @@ def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
     ]
     assert {row[5] for row in rows} == {"inside", "outside"}
     assert page.title() == f"{name} – trainwright"
+    assert [row[:2] for row in values(page, "Fields of the job")] == [
+        [one["name"], one["used"]] for one in run["trained_with"]
+    ]
+    missed = page.locator("main > div >> [data-verdict=target]").inner_text()
+    assert missed == "Target missed: accuracy 0.9400; wanted: at least 0.97."
     assert [row[1] for row in values(page, "Steps of the chain")] == [
         _shown(one) for one in run["steps"].values()
     ]
@@ -352,7 +396,6 @@ def test_a_what_if_asks_for_a_layout_of_the_job(tab: Watched, home: Path) -> Non
     for word in offered[1:]:
         assert Job.model_validate(JOB | {"train": {"layout": word}}).train.layout == word
     page.select_option("select[name=layout]", "late-multiply")
-    page.route("**/structure", lambda route: route.fulfill(json={}))
     with page.expect_request("**/plans") as asked:
         page.click("button[type=submit]")
     assert json.loads(asked.value.post_data)["train"]["layout"] == "late-multiply"
@@ -396,6 +439,18 @@ def test_curves_and_events_update_during_training(tab: Watched, home: Path) -> N
         [run.hold], Holder("me"), run.uri, ttl_s=3600
     )
     work = home / "work" / run.job_name / run.id
+    run.note(step="allocate")
+    ledger, other = Ledger(f"sqlite:///{home / 'ledger.sqlite'}"), f"{run.store_uri}/runs/small"
+    ledger.take(["device here here/cpu-0"], Holder("another"), f"{other}/20260101T000001Z-abcdef")
+    queue = Queue(ledger)
+    queue.look(run.uri, Holder("me"), ["device here here/cpu-0"], 1, ttl_s=3600)
+    waits = tab.open(f"run/moving/{run.id}")
+    waits.wait_for_selector('section[aria-label="Waits for devices"] a[href*="small/2026"]')
+    assert "Place 1 of 1" in waits.inner_text("[data-place='1']")
+    assert "another" in waits.inner_text('section[aria-label="Waits for devices"]')
+    assert waits.locator("figure:visible").count() == 0
+    queue.leave(run.uri)
+    run.note(step="train")
     ranks = [StepJournal(work, rank) for rank in (0, 1)]
     record = events.EventRecorder(work)
     ended = threading.Event()
@@ -438,6 +493,8 @@ def test_curves_and_events_update_during_training(tab: Watched, home: Path) -> N
         last = "Number(document.querySelector('figure[aria-label^=Loss]')?.dataset.last)"
         until(page, f"{last} > 5")
         first = page.evaluate(last)
+        shown = page.inner_text("section[aria-label=Progress] [role=status]")
+        assert re.fullmatch(r"epoch 1 of 3 · step \d+ of 30 · [\d.]+ % · about .+ left", shown)
         page.evaluate("document.querySelector('figure canvas').mark = window.mark = {}")
         until(page, f"{last} > {first + 25}")
         assert page.evaluate(
@@ -472,14 +529,19 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
         run.objects.put("structure.json", structure.content)
     pool = home / "asked.json"
     pool.write_text(json.dumps(POOL))
+    job = run.read(RunJob)
+    limits = job.objective.model_copy(update={"minimize": "cost", "deadline": 1800.0})
+    job = job.model_copy(update={"pool": str(pool), "objective": limits})
+    run.write(job)
+    own = _planned(run, Structure.model_validate(structure.json()))
     page = tab.open(f"what-if?run={name}")
-    page.route(
-        "**/plans",
-        lambda route: route.continue_(
-            post_data=json.dumps(json.loads(route.request.post_data) | {"pool": POOL})
-        ),
-    )
-    page.select_option("select[name=minimize]", "cost")
+    until(page, "document.querySelector('input[name=deadline]')?.value === '30m'")
+    assert page.input_value("select[name=minimize]") == "cost"
+    with page.expect_response("**/plans") as answered:
+        page.click("button[type=submit]")
+    asked = Plan.model_validate(answered.value.json())
+    same = {"devices", "global_batch_size", "predicted", "objective", "deadline_s", "layout"}
+    assert asked.model_dump(include=same) == own.model_dump(include=same)
     page.fill("input[name=epochs]", "7")
     with page.expect_response("**/plans") as answered:
         page.click("button[type=submit]")
@@ -496,7 +558,6 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
     page.click("button[type=submit]")
     page.wait_for_selector('[data-binding="deadline"]')
     page.fill("input[name=deadline]", "soon")
-    page.unroute("**/plans")
     with page.expect_response("**/plans") as refused:
         page.click("button[type=submit]")
     page.wait_for_selector("[role=alert] >> text=deadline")
@@ -506,19 +567,40 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
     ]  # the browser's own line on that answer
 
 
+def _planned(run: Run, structure: Structure) -> Plan:
+    """The run's own plan, by an estimate that is twice what the service would estimate now."""
+    job, schema = run.job(), run.data()
+    pool = load_pool(job.pool)
+    found = estimate(structure, usable(pool, job), settings=doors.settings())
+    slower = [
+        curve.model_copy(
+            update={
+                "step_time_s": Affine(
+                    fixed=2 * curve.step_time_s.fixed, per_sample=2 * curve.step_time_s.per_sample
+                )
+            }
+        )
+        for curve in found.curves
+    ]
+    found = found.model_copy(update={"curves": slower})
+    run.write(found)
+    plan = make_plan(job, pool, found, schema)
+    run.write(plan)
+    return plan
+
+
 @pytest.mark.parametrize(
     ("chosen", "asked"),
-    [("", (True, 2)), ("machine:", (False, None)), ("windows", (True, None))],
+    [("", ("the run's", 2)), ("machine:", (None, None)), ("windows", ("windows", None))],
 )
 def test_a_what_if_asks_for_the_runs_devices_only_in_the_runs_pool(
-    tab: Watched, home: Path, chosen: str, asked: tuple[bool, int | None]
+    tab: Watched, home: Path, chosen: str, asked: tuple[str | None, int | None]
 ) -> None:
     run = begin_run(f"file://{home / 'store'}", "pooled", 7)
     pool = str(home / "pools" / "two-cpus.yaml")
     job = run.read(RunJob)
     wanted = job.devices.model_copy(update={"min_count": 2})
     run.write(job.model_copy(update={"pool": pool, "devices": wanted}))
-    run.objects.put("structure.json", b"{}")
     page = tab.open("what-if?run=pooled/20260101T000007Z-abcdef")
     sent: list[Any] = []
 
@@ -528,11 +610,12 @@ def test_a_what_if_asks_for_the_runs_devices_only_in_the_runs_pool(
         route.fulfill(status=200, json={"feasible": False, "error": error})
 
     page.route("**/plans", answer)
+    page.wait_for_selector("text=As in the run")
     page.select_option("select[name=pool]", chosen)
     page.click("button[type=submit]")
     page.wait_for_selector("[data-binding=deadline]")
     (body,) = sent
-    assert ("pool" in body, body.get("devices", {}).get("min_count")) == asked
+    assert (body.get("pool", "the run's"), body["devices"].get("min_count")) == asked
 
 
 def test_a_what_if_without_a_model_shows_the_apis_recommendation(tab: Watched, home: Path) -> None:
@@ -561,6 +644,38 @@ def test_a_what_if_without_a_model_shows_the_apis_recommendation(tab: Watched, h
     tab.picture("what-if-recommended-light")
 
 
+def test_the_page_and_the_screens_write_figures_alike(tab: Watched) -> None:
+    page = tab.open("runs")
+    page.wait_for_selector('table[aria-label="Runs"]')
+    figures = [0.0, 1.2e-7, 0.000823, 0.0123, 0.98765, 9.5, 20.6, 59.0, 147.3, 960.4, 5400.0]
+    figures += [50_000.0, 100_000.0, 1_234_567.0, 3e9]
+    ways = {
+        "plain": units.plain,
+        "metric": units.metric,
+        "seconds": units.seconds,
+        "coarse": units.coarse,
+        "joules": lambda value: units.amount(value, "J"),
+        "bytes": units.size,
+    }
+    ends = [(25.0, 20.0, 31.0), (147.0, 12.0, 7200.0), (20.6, 1.0, 90.0), (0.06, 0.001, 4.0)]
+    ends += [(3e9, 2.0, 1e12)]
+    written = page.evaluate(
+        """async ([names, figures, ends]) => {
+            const format = await import(new URL("format.js", document.baseURI));
+            const triples = ends.map(([median, low, high]) => ({ median, low, high }));
+            return [...names.map((name) => figures.map((value) => format[name](value).text)),
+                triples.map((one) => format.predicted(one, format.seconds).text),
+                triples.map((one) => format.predicted(one, format.joules).text)];
+        }""",
+        [list(ways), figures, ends],
+    )
+    expected = [[way(value) for value in figures] for way in ways.values()]
+    triples = [Interval(median=m, low=low, high=high).model_dump() for m, low, high in ends]
+    for way in (units.seconds, ways["joules"]):
+        expected.append([units.predicted(one, way) for one in triples])
+    assert [[text.replace("µs", "us") for text in texts] for texts in written] == expected
+
+
 def test_stored_names_and_addresses_are_shown_as_text(tab: Watched) -> None:
     for screen in (
         "run/hostile/20260101T000004Z-abcdef",
@@ -584,6 +699,14 @@ def test_stored_names_and_addresses_are_shown_as_text(tab: Watched) -> None:
     page = tab.open("run/hostile/20260101T000004Z-abcdef")
     page.wait_for_selector("[role=alert]")
     assert SCRIPT in page.inner_text("[role=alert]")
+    (unmet,) = values(page, "Expectations that failed")
+    assert unmet == [SCRIPT, SCRIPT, f"min value: {SCRIPT}", "3 rows", "3", "7"]
+    assert page.get_attribute("[role=alert] a", "href") == (
+        "#/what-if?run=hostile%2F20260101T000004Z-abcdef&deadline=90s"
+    )
+    with page.expect_download() as download:
+        page.click("button[name=rejection]")
+    assert Path(download.value.path()).read_bytes() == b"<h1>rejected</h1>"
 
 
 def test_a_wrong_pool_file_shows_its_error_and_another_can_be_chosen(

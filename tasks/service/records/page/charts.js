@@ -1,7 +1,7 @@
 // Charts: uPlot in the page's colours, with a fixed height, so that nothing moves when data arrives.
 
 import { h } from "./dom.js";
-import { grouped } from "./format.js";
+import { number, rough } from "./format.js";
 
 const { uPlot } = window;
 const HEIGHT = 200;
@@ -25,8 +25,7 @@ export function repaint() {
 }
 
 const hue = (index) => () => colour(`hue-${index % 8}`);
-const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3)
-  ? value.toExponential(2) : grouped(String(Number(value.toPrecision(4)))));
+const short = (value) => number(value).text;
 
 function axis(title, side) {
   return {
@@ -57,6 +56,15 @@ function mount(options, data, plot, figure) {
   return chart;
 }
 
+// The range of an axis: the values, and what was predicted as far as it does not flatten them.
+function reach(low, high, ends = []) {
+  const spread = high - low || Math.abs(high) / 2 || 1;
+  const near = ends.filter((end) => end >= low - spread && end <= high + spread);
+  const [least, most] = [Math.min(low, ...near), Math.max(high, ...near)];
+  const pad = 0.08 * (most - least || Math.abs(most) || 1);
+  return [least >= 0 ? Math.max(0, least - pad) : least - pad, most + pad];
+}
+
 function farApart(values) {
   const known = values.filter((value) => value !== null && value !== undefined);
   return known.length > 1 && Math.min(...known) > 0 && Math.max(...known) > 100 * Math.min(...known);
@@ -65,7 +73,8 @@ function farApart(values) {
 const powers = (_, splits) => splits.map((value) => (Number.isInteger(Math.log10(value)) ? value : null));
 const decades = (one) => ({ ...one, filter: powers, grid: { ...one.grid, filter: powers }, ticks: { ...one.ticks, filter: powers } });
 
-// Lines over a shared x. `set(data, names)`: data in uPlot's form, a name for each line; `band`: predicted {low, median, high}.
+// Lines over a shared x. `set(data, names)`: data in uPlot's form, a name for each line; `band`: predicted {low, median, high},
+// of which a rough one is a line without a band.
 // `dots`, `dashed`: places of lines.
 // `log`: a logarithmic scale if the values are positive and wide apart.
 // `gaps`: missing values interrupt a line; otherwise the known values are joined.
@@ -78,11 +87,9 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
     set(data, names, band = null, dots = [], dashed = []) {
       const rows = [...data];
       const labels = [...names];
-      if (band) {
-        const flat = (value) => data[0].map(() => value);
-        rows.push(flat(band.low), flat(band.median), flat(band.high));
-        labels.push("predicted, low", "predicted", "predicted, high");
-      }
+      const ends = band ? (rough(band.low, band.high) ? [band.median] : [band.median, band.low, band.high]) : [];
+      for (const value of ends) rows.push(data[0].map(() => value));
+      if (band) labels.push(...(ends.length === 1 ? ["predicted (rough)"] : ["predicted", "predicted, low", "predicted, high"]));
       const newest = names.map((name, index) => {
         const own = data[index + 1].filter((value) => value !== null && value !== undefined);
         return `${name} ${own.length ? short(own[own.length - 1]) : "–"}`;
@@ -92,7 +99,7 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
       figure.dataset.points = String(data[0].length);
       figure.dataset.last = data[0].length ? String(data[0][data[0].length - 1]) : "";
       const wide = log && farApart(data.slice(1).flat());
-      const named = `${wide}|${labels.join("|")}`;
+      const named = `${wide}|${labels.join("|")}|${ends.join("|")}`;
       if (!chart || shape !== named) {
         if (chart) {
           drawn.delete(chart);
@@ -105,16 +112,16 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
           return {
             label, stroke: guess ? () => colour("muted") : hue(index), width: guess ? 1 : 1.5, spanGaps: !gaps,
             dash: guess ? [4, 4] : dashed.includes(index) ? [8, 5] : undefined, value: (_, value) => (value === null ? "" : short(value)),
-            class: guess && index !== count + 1 ? "bound" : undefined,
+            auto: !guess, class: guess && index !== count ? "bound" : undefined,
             points: { show: !guess && (points || dots.includes(index)), size: 6, fill: guess ? undefined : hue(index) },
           };
         });
         chart = mount({
-          scales: { x: { time: false }, y: wide ? { distr: 3 } : {} },
+          scales: { x: { time: false }, y: wide ? { distr: 3 } : { range: (_, low, high) => (low === null ? [0, 1] : reach(low, high, ends)) } },
           axes: [{ ...axis(x), ...(x === "step" ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) }, wide ? decades(axis("", true)) : axis("", true)],
           legend: { markers: { width: 0, fill: (_, index) => colour(index > count ? "muted" : `hue-${(index - 1) % 8}`) } },
           series: [{ label: x, value: (_, value) => (value === null ? "" : short(value)) }, ...series],
-          bands: band ? [{ series: [count + 3, count + 1], fill: () => colour("band") }] : [],
+          bands: ends.length > 1 ? [{ series: [count + 3, count + 2], fill: () => colour("band") }] : [],
           cursor: { sync: { key: cursor }, drag: { x: true, y: false } },
         }, rows, plot, figure);
       } else chart.setData(rows);
@@ -135,6 +142,9 @@ export function front(root, title, { xTitle, yTitle, show, showY }, points) {
     const { ctx } = chart;
     const at = (value, scale) => chart.valToPos(value, scale, true);
     ctx.save();
+    ctx.beginPath();
+    ctx.rect(chart.bbox.left, chart.bbox.top, chart.bbox.width, chart.bbox.height);
+    ctx.clip();
     ctx.lineWidth = devicePixelRatio;
     for (const point of sorted) {
       ctx.strokeStyle = colour(colours[point.group]);
@@ -152,12 +162,11 @@ export function front(root, title, { xTitle, yTitle, show, showY }, points) {
     }
     ctx.restore();
   };
-  const widened = (low, high) => {
-    const spread = (high - low || Math.abs(high) || 1) * 0.08;
-    return [Math.max(0, low - spread), high + spread];
+  const range = (value, low, high) => {
+    const values = sorted.map((point) => point[value]);
+    const ends = sorted.flatMap((point) => [point[low], point[high]]).filter((end) => end !== undefined);
+    return reach(Math.min(...values), Math.max(...values), ends);
   };
-  const least = (names) => Math.min(...sorted.flatMap((one) => names.map((name) => one[name]).filter((value) => value !== undefined)));
-  const most = (names) => Math.max(...sorted.flatMap((one) => names.map((name) => one[name]).filter((value) => value !== undefined)));
   const data = [sorted.map((one) => one.x), ...labels.map((_, group) => sorted.map((one) => (one.group === group ? one.y : null)))];
   const x = axis(xTitle);
   x.values = (_, splits) => splits.map((value) => show(value));
@@ -166,8 +175,8 @@ export function front(root, title, { xTitle, yTitle, show, showY }, points) {
   y.values = (_, splits) => splits.map((value) => showY(value));
   mount({
     scales: {
-      x: { time: false, range: () => widened(least(["x", "low"]), most(["x", "high"])) },
-      y: { range: () => widened(least(["y", "lowY"]), most(["y", "highY"])) },
+      x: { time: false, range: () => range("x", "low", "high") },
+      y: { range: () => range("y", "lowY", "highY") },
     },
     axes: [x, y],
     series: [

@@ -45,19 +45,20 @@ export const card = (title, ...children) => h("section", { class: "card", "aria-
 
 const LONG_NAME = 32; // characters; longer names would push other columns off the screen
 
-// `columns`: [title, kind, rank] with the kinds number, name, long, or none, and the rank `lesser`: not in a narrow window; `rows`: cells, each text, a node, or {text, value}.
+// `columns`: [title, kind, rank, sorting] with the kinds number, name, long, or none, the rank `lesser`: not in a narrow window, and a sorting
+// {direction, button} if rows can be sorted by it; `rows`: cells, each text, a node, or {text, value, mark, said}.
 export function table(label, columns, rows, marked = () => null) {
   const cell = (value, [title, kind, rank]) => {
     const plain = value !== null && typeof value === "object" && !(value instanceof Node);
     const text = plain ? value.text : value?.textContent ?? value;
     const shape = kind === "name" && String(text).length > LONG_NAME ? "name wraps" : kind;
-    const attributes = { class: [shape, rank].filter(Boolean).join(" ") || null, "data-title": title || null };
+    const attributes = { class: [shape, rank, plain && value.mark].filter(Boolean).join(" ") || null, "data-title": title || null };
     if (plain) Object.assign(attributes, { "data-value": value.value === null || value.value === undefined ? null : String(value.value) });
-    return h("td", attributes, plain ? value.text : value ?? "–");
+    return h("td", attributes, plain ? value.text : value ?? "–", plain && value.said ? h("span", { class: "unseen" }, `, ${value.said}`) : null);
   };
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     h("table", { class: "figures", "aria-label": label },
-      h("thead", {}, h("tr", {}, columns.map(([title, kind, rank]) => h("th", { scope: "col", class: [kind, rank].filter(Boolean).join(" ") || null }, title)))),
+      h("thead", {}, h("tr", {}, columns.map(([title, kind, rank, sorting]) => h("th", { scope: "col", class: [kind, rank].filter(Boolean).join(" ") || null, "aria-sort": sorting?.direction }, sorting ? sorting.button() : title)))),
       h("tbody", {}, rows.map((row, index) =>
         h("tr", { class: marked(index) }, row.map((value, number) => cell(value, columns[number])))))));
 }
@@ -74,6 +75,12 @@ export const tiles = (entries) =>
 
 export const badge = (state, stored = true) => h("span", { class: `badge ${/^[a-z]+$/.test(state) ? state : ""}` },
   state === "success" && !stored ? "trained, not stored" : state);
+
+// A run's URI as a link to its screen; plain text if it is not a run of the store.
+export function runLink(uri) {
+  const found = /\/runs\/([a-z0-9-]{1,63}\/[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})$/.exec(uri ?? "");
+  return found ? h("a", { href: `#/run/${found[1]}` }, found[1]) : uri;
+}
 
 export function alertOf(error) {
   return h("section", { class: "card error", role: "alert" }, h("p", {}, error.message));

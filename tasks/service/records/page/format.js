@@ -1,98 +1,111 @@
-// Figures with their units: three or four significant digits, with the exact value in `value`.
+// Figures with their units, as tasks/units.py writes them, with the exact value in `value`. A test compares both.
 
 export const missing = { text: "–", value: null };
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-function digits(value, count = 3) {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
-  const decimals = Math.max(0, Math.min(6, count - 1 - Math.floor(Math.log10(size))));
-  return grouped(value.toFixed(decimals));
-}
-
 // 12345.6 as 12,345.6
-export function grouped(text) {
+function grouped(text) {
   const [whole_part, ...rest] = text.split(".");
   return [whole_part.replace(/\B(?=(\d{3})+$)/g, ","), ...rest].join(".");
 }
 
+const decimalsFor = (value, count) => Math.min(100, Math.max(0, count - 1 - Math.floor(Math.log10(Math.abs(value)))));
+
+// At least `count` significant digits, never with an exponent: 960, 12,346, 0.00123.
+function digits(value, count = 3) {
+  if (value === 0) return "0";
+  const decimals = decimalsFor(value, count);
+  const text = grouped(value.toFixed(decimals));
+  return decimals ? text.replace(/\.?0+$/, "") : text;
+}
+
 const shown = (text) => (value) => (known(value) ? { text: text(value), value } : missing);
 
+export const plain = shown((value) => digits(value));
 export const number = shown((value) => digits(value, 4));
-export const plain = shown((value) => (Math.abs(value) >= 1e-4 ? grouped(String(Number(value.toPrecision(4)))) : value.toExponential(2)));
 export const whole = shown((value) => grouped(Math.round(value).toString()));
-// A validation metric, as `metric` in tasks/units.py: 0.9877, 23,250.
+// A validation metric: 0.9877, 23,250.
 export const metric = shown((value) => {
   const size = Math.abs(value);
-  if ((size > 0 && size < 1e-4) || size >= 1e6) return digits(value);
+  if (size > 0 && size < 1e-4) return digits(value);
   return grouped(value.toFixed(size < 10 ? 4 : Math.max(0, 4 - Math.floor(Math.log10(size)))));
 });
 export const percent = shown((value) => `${(100 * value).toFixed(1)} %`);
 export const signed = shown((value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(100 * value).toFixed(0)} %`);
 
 export const seconds = shown((value) => {
-  const size = Math.abs(value);
-  if (size === 0) return "0 s";
-  if (size < 0.001) return `${digits(value * 1e6)} µs`;
-  if (size < 1) return `${digits(value * 1e3)} ms`;
-  if (size < 99.95) return `${digits(value)} s`;
-  const whole_s = Math.round(size);
-  if (whole_s < 3600) return `${Math.floor(whole_s / 60)} min ${String(whole_s % 60).padStart(2, "0")} s`;
-  const minutes = Math.round(whole_s / 60);
-  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
-  return `${digits(size / 86400)} days`;
+  if (value === 0) return "0 s";
+  if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 1) return `${digits(value * 1e3)} ms`;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  const whole_s = Math.round(value);
+  const [hours, minutes, rest] = [Math.floor(whole_s / 3600), Math.floor(whole_s / 60) % 60, whole_s % 60];
+  if (hours) return minutes ? `${hours} h ${minutes} min` : `${hours} h`;
+  return rest ? `${minutes} min ${rest} s` : `${minutes} min`;
 });
 
-function scaled(unit, steps, factor) {
-  return shown((value) => {
-    let rest = value;
-    let index = 0;
-    while (Math.abs(rest) >= factor * 0.9995 && index < steps.length - 1) {
-      rest /= factor;
-      index += 1;
-    }
-    return `${digits(rest)} ${steps[index]}${unit}`;
-  });
-}
+// 20.6 s, 2 min, 1.5 h, 2 days
+export const coarse = shown((value) => {
+  if (value < 60) return seconds(value).text;
+  if (value < 3600) return `${(value / 60).toFixed(0)} min`;
+  if (value < 2 * 86400) return `${digits(value / 3600, 2)} h`;
+  return `${grouped(Math.floor(value / 86400).toString())} days`;
+});
 
-export const joules = scaled("J", ["", "k", "M", "G"], 1000);
-export const bytes = scaled("B", ["", "Ki", "Mi", "Gi", "Ti"], 1024);
-export const watts = scaled("W", ["", "k", "M"], 1000);
+const amount = (unit) => shown((value) => {
+  const [scale, prefix] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]].find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  return `${digits(value / scale)} ${prefix}${unit}`;
+});
+
+export const joules = amount("J");
+export const bytes = shown((value) => {
+  const [scale, unit] = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([least]) => value >= least) ?? [1, "B"];
+  return unit === "B" ? `${value.toFixed(0)} B` : `${digits(value / scale)} ${unit}`;
+});
 export const rate = shown((value) => `${digits(value)} /s`);
-// An amount of money, never with an exponent; prices have the pool's currency, or none.
-export const money = (value, currency = "") => shown((known) => {
-  const small = known !== 0 && Math.abs(known) < 1e-4;
-  return `${small ? known.toFixed(2 - Math.floor(Math.log10(Math.abs(known)))) : digits(known)} ${currency}`.trimEnd();
-})(value);
+// An amount of money; prices have the pool's currency, or none.
+export const money = (value, currency = "") => shown((cost) => `${digits(cost)} ${currency}`.trimEnd())(value);
 export const priced = (currency) => (value) => money(value, currency ?? "units");
 
-// The ends are so far apart that the value is not known (as `says_nothing` in tasks/units.py).
-export const vague = (low, high) => low > 0 && high > 1000 * low;
+// The interval is so wide that only the order of the value is known (`is_rough` in tasks/units.py).
+export const rough = (low, high) => low > 0 && high > 10 * low;
+// Not even its order (`is_unknown`).
+export const unknown = (low, high) => low > 0 && high > 1e6 * low;
 
-// An interval, with the unit only once if both ends have the same.
+// A predicted value whose interval stands beside it: "25 s", "about 2 min (rough)", as `predicted` in tasks/units.py.
+export function predicted(triple, unit) {
+  if (!triple || !known(triple.median)) return missing;
+  const { median, low, high } = triple;
+  if (unknown(low, high)) return { text: "not known", value: median };
+  if (!rough(low, high)) return unit(median);
+  const near = Number(median.toPrecision(2));
+  const order = unit !== seconds || median < 1 ? unit(near).text : median >= 60 ? coarse(median).text : `${digits(near)} s`;
+  return { text: `about ${order} (rough)`, value: median };
+}
+
+// The ends, with the unit only once if both have the same.
 function span(low, high, unit) {
-  if (vague(low, high)) return "not known";
   const [one, other] = [unit(low).text, unit(high).text];
   const at = one.lastIndexOf(" ");
   return at > 0 && other.endsWith(one.slice(at)) && other.split(" ").length === 2 && one.split(" ").length === 2
     ? `${one.slice(0, at)} – ${other}` : `${one} – ${other}`;
 }
 
-// A triple as "25.0 s (20.0 – 31.3 s)"
+// A triple as "25 s (20 – 31.3 s)"
 export function interval(triple, unit) {
-  if (!triple || !known(triple.median)) return missing;
-  const { median, low, high } = triple;
-  return { text: vague(low, high) ? "not known" : `${unit(median).text} (${span(low, high, unit)})`, value: median };
+  const median = predicted(triple, unit);
+  const narrow = median !== missing && !rough(triple.low, triple.high);
+  return narrow ? { text: `${median.text} (${span(triple.low, triple.high, unit)})`, value: triple.median } : median;
 }
 
-export const bounds = (low, high, unit) => (known(low) && known(high) ? span(low, high, unit) : "–");
+export const bounds = (low, high, unit) => (!known(low) || !known(high) ? "–" : unknown(low, high) ? "not known" : span(low, high, unit));
 
-export const range = (triple, unit) =>
-  triple && known(triple.median) ? `predicted${vague(triple.low, triple.high) ? ":" : ` ${unit(triple.median).text}`}\n${span(triple.low, triple.high, unit)}` : null;
+// What was predicted, below a measured value; on two lines.
+export const range = (triple, unit) => (triple && known(triple.median)
+  ? `predicted ${predicted(triple, unit).text}${rough(triple.low, triple.high) ? "" : `\n${span(triple.low, triple.high, unit)}`}` : null);
 
-// The interval of a predicted quantity.
-export const between = (triple, unit) => (triple && known(triple.median) ? span(triple.low, triple.high, unit) : null);
+// The interval of a predicted quantity, below its median.
+export const between = (triple, unit) => (triple && known(triple.median) && !rough(triple.low, triple.high) ? span(triple.low, triple.high, unit) : null);
 
 export function moment(text) {
   const at = new Date(text ?? "");
@@ -104,8 +117,8 @@ export function moment(text) {
   };
 }
 
-// The error of a predicted triple; null without a measured value, or if nothing follows from the triple.
-export const errorOf = (guess, seen) => (guess && seen && !vague(guess.low, guess.high) ? signed(guess.median / seen - 1) : null);
+// The error of a predicted triple; null without a measured value, or if the triple is rough.
+export const errorOf = (guess, seen) => (guess && seen && !rough(guess.low, guess.high) ? signed(guess.median / seen - 1) : null);
 
 const UNITS = { s: seconds, J: joules, B: bytes };
 export const inUnit = (unit) => UNITS[unit] ?? priced(unit);
@@ -113,3 +126,19 @@ export const inUnit = (unit) => UNITS[unit] ?? priced(unit);
 export const ENGINES = { slurm: "Slurm", kubernetes: "Kubernetes" };
 
 export const counted = (devices) => Object.entries(devices).map(([kind, count]) => `${count} × ${kind}`).join(", ");
+
+// Metrics that can share an axis, each group with its title. Losses have their own chart.
+const SHARES = ["accuracy", "f1", "auc"];
+const ERRORS = ["rmse", "mae"];
+export function groupsOf(names) {
+  const told = names.filter((name) => !["step", "epoch", "loss", "log_loss", "train_loss", "duration_s"].includes(name));
+  const together = [["shares", SHARES], ["errors", ERRORS]].map(([title, those]) => [title, told.filter((name) => those.includes(name))]);
+  const alone = told.filter((name) => !SHARES.includes(name) && !ERRORS.includes(name)).map((name) => [words(name), [name]]);
+  return [...together, ...alone].filter(([, own]) => own.length);
+}
+
+export const words = (name) => name.replaceAll("_", " ");
+
+const LESS_IS_BETTER = ["loss", "error", "mae", "mase", "mse", "rmse", "mape", "perplexity"];
+// As `better_is` in tasks/spec/metric_names.py.
+export const lessIsBetter = (name) => name.toLowerCase().split(/[_-]/).some((word) => LESS_IS_BETTER.includes(word));

@@ -3,7 +3,7 @@
 import { get, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, h, table } from "../dom.js";
-import { errorOf, joules, metric, moment, percent, plain, seconds, signed, whole } from "../format.js";
+import { errorOf, groupsOf, joules, lessIsBetter, metric, missing, moment, percent, predicted, seconds, signed, whole, words } from "../format.js";
 import { NO_RUNS } from "./runs.js";
 import { Series, throughput } from "./series.js";
 
@@ -15,7 +15,7 @@ export async function show(root, { fields }, signal) {
   else await history(root, fields.get("job"), signal);
 }
 
-const best = (one) => (one.best === null ? null : { text: `${one.best_metric.replaceAll("_", " ")} ${metric(one.best).text}`, value: one.best });
+const best = (one) => (one.best === null ? null : { text: `${words(one.best_metric)} ${metric(one.best).text}`, value: one.best });
 
 async function history(root, job, signal) {
   const found = await get(`history?${query({ job })}`, signal);
@@ -40,9 +40,10 @@ async function history(root, job, signal) {
   duration.set([x, own.map((run) => run.duration_s), own.map((run) => run.predicted_duration_s?.median ?? null)], ["measured", "predicted"]);
   const energy = lines(charts, `${name}: energy`, { unit: "J", x: "run", points: true, cursor: "history" });
   energy.set([x, own.map((run) => run.energy_j), own.map((run) => run.predicted_energy_j?.median ?? null)], ["measured", "predicted"]);
-  const metrics = [...new Set(own.flatMap((run) => Object.keys(run.metrics)))].filter((one) => one !== "loss").slice(0, 4);
-  const quality = lines(charts, `${name}: result`, { x: "run", points: true, cursor: "history" });
-  quality.set([x, ...metrics.map((one) => own.map((run) => run.metrics[one] ?? null))], metrics);
+  for (const [title, metrics] of groupsOf([...new Set(own.flatMap((run) => Object.keys(run.metrics)))])) {
+    const quality = lines(charts, `${name}: ${metrics.length > 1 ? title : words(metrics[0])}`, { x: "run", points: true, cursor: "history" });
+    quality.set([x, ...metrics.map((one) => own.map((run) => run.metrics[one] ?? null))], metrics.map(words));
+  }
 }
 
 async function sideBySide(root, chosen, signal) {
@@ -61,50 +62,87 @@ async function sideBySide(root, chosen, signal) {
   for (const { missing } of found) if (missing) root.append(alertOf(missing));
   const runs = found.filter((one) => one.run);
   if (!runs.length) return;
-  root.append(card("Figures", table("Figures of the runs",
-    [["", "name"], ...runs.map(({ name }) => [heading(name), "number"])], figures(runs))));
+  const columns = (kind) => [["", "name"], ...runs.map(({ name }) => [heading(name), kind])];
+  root.append(card("Figures", table("Figures of the runs", columns("number"), figures(runs)),
+    runs.length > 1 && h("p", { class: "note" }, h("span", { class: "best" }, "Bold"), " is the best of its row; metrics of unlike data are not compared.")));
+  const fields = jobFields(runs);
+  root.append(card("Jobs", table("Fields of the jobs", columns("number breaks"), fields.rows, (index) => (fields.differs[index] ? "differs" : null)),
+    runs.length > 1 && h("p", { class: "note" }, fields.differs.some(Boolean) ? "Marked fields differ; they come first." : "The jobs do not differ in these fields.")));
   const charts = h("div", { class: "charts" });
   root.append(charts);
-  overlay(charts, "Loss", "step", runs, ({ series }) => series.joint((rows) => rows[0].loss));
-  overlay(charts, "Throughput", "step", runs, ({ series }) => series.joint(throughput), "samples/s");
+  overlay(charts, "Loss", "step", runs, ({ series }) => series.joint((rows) => rows[0].loss), { log: true });
+  overlay(charts, "Throughput", "step", runs, ({ series }) => series.joint(throughput), { unit: "samples/s" });
   overlay(charts, "Learning rate", "step", runs, ({ series }) => series.joint((rows) => rows[0].learning_rate));
-  const name = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))].find((one) => one !== "loss") ?? "loss";
-  overlay(charts, `Validation ${name}`, "epoch", runs,
-    ({ series }) => [series.epochs.map((row) => row.epoch + 1), series.epochs.map((row) => row[name] ?? null)], "", true);
+  for (const name of measuredByMost(runs)) {
+    overlay(charts, `Validation ${words(name)}`, "epoch", runs,
+      ({ series }) => [series.epochs.map((row) => row.epoch + 1), series.epochs.map((row) => row[name] ?? null)], { points: true });
+  }
+}
+
+const MOST_METRICS = 2;
+
+// The metrics to draw: those that most runs have, in the order in which people ask for them; the loss if there is no other.
+function measuredByMost(runs) {
+  const have = (name) => runs.filter(({ run }) => name in run.metrics).length;
+  const names = groupsOf([...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))]).flatMap(([, own]) => own);
+  const most = Math.max(0, ...names.map(have));
+  return most ? names.filter((name) => have(name) === most).slice(0, MOST_METRICS) : ["loss"];
 }
 
 // Job and run on two lines, so that a column is only as wide as its figures.
 const heading = (name) => h("a", { class: "run", href: `#/run/${name}` }, name.split("/")[0], h("br"), name.split("/")[1]);
 
-function overlay(charts, title, x, runs, column, unit = "", points = false) {
+function overlay(charts, title, x, runs, column, options = {}) {
   const columns = runs.map(column);
   const steps = [...new Set(columns.flatMap(([own]) => own))].sort((one, other) => one - other);
   const data = columns.map(([own, values]) => {
     const by = new Map(own.map((at, index) => [at, values[index]]));
     return steps.map((at) => by.get(at) ?? null);
   });
-  lines(charts, title, { x, unit, points, cursor: `compare ${x}` }).set([steps, ...data], runs.map(({ name }) => name));
+  lines(charts, title, { x, cursor: `compare ${x}`, ...options }).set([steps, ...data], runs.map(({ name }) => name));
 }
 
+// Rows of figures; the best value of a row that has one is marked.
 function figures(runs) {
-  const row = (title, value) => [title, ...runs.map(({ run, series }) => value(run, series))];
+  const row = (title, value, better = null) => {
+    const cells = runs.map(({ run, series }) => value(run, series));
+    return [title, ...(better === null || runs.length < 2 ? cells : withBest(cells, better))];
+  };
   const metrics = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))];
+  const comparable = new Set(runs.map(({ run }) => run.trained_with.find((one) => one.field === "data.uri").used)).size === 1;
   return [
     row("state", (run) => badge(run.state, run.measured === null || run.manifest !== null)),
     row("started", (run) => moment(run.started_at)),
-    ...metrics.map((name) => row(name, (run) => metric(run.metrics[name]))),
-    row("duration", (run) => seconds(run.measured?.duration_s)),
-    row("duration predicted", (run) => seconds(run.predicted?.duration_s.median)),
+    ...metrics.map((name) => row(words(name), (run) => metric(run.metrics[name]), comparable ? (lessIsBetter(name) ? Math.min : Math.max) : null)),
+    row("duration", (run) => seconds(run.measured?.duration_s), Math.min),
+    row("duration predicted", (run) => predicted(run.predicted?.duration_s, seconds)),
     row("prediction error", (run) => errorOf(run.predicted?.duration_s, run.measured?.duration_s)),
-    row("step time", (run) => seconds(run.measured?.step_time_s?.median)),
-    row("energy", (run) => joules(run.measured?.energy_j)),
-    row("energy predicted", (run) => joules(run.predicted?.energy_j?.median)),
-    row("learning rate", (run) => plain(run.learning_rate)),
-    row("global batch size", (run) => whole(run.global_batch_size)),
+    row("step time", (run) => seconds(run.measured?.step_time_s?.median), Math.min),
+    row("energy", (run) => joules(run.measured?.energy_j), Math.min),
+    row("energy predicted", (run) => predicted(run.predicted?.energy_j, joules)),
     row("devices", (run) => whole((run.devices.length || run.planned.length))),
     row("steps", (run, series) => whole(run.result?.steps ?? series.last + 1)),
-    row("time spent waiting", (run) => percent(waited(run))),
+    row("time spent waiting", (run) => percent(waited(run)), Math.min),
   ];
+}
+
+// The cells, the best marked; none if all known values are alike.
+function withBest(cells, better) {
+  const values = cells.map((cell) => cell?.value).filter((value) => typeof value === "number");
+  const best = better(...values);
+  if (values.length < 2 || values.every((value) => value === best)) return cells;
+  return cells.map((cell) => (cell?.value === best ? { ...cell, mark: "best", said: "best" } : cell));
+}
+
+// What each job used, field by field; fields that differ come first.
+function jobFields(runs) {
+  const names = new Map(runs.flatMap(({ run }) => run.trained_with.map((one) => [one.field, one.name])));
+  const all = [...names].map(([field, name]) => {
+    const used = runs.map(({ run }) => run.trained_with.find((one) => one.field === field)?.used ?? missing.text);
+    return { row: [name, ...used], differs: new Set(used).size > 1 };
+  });
+  const ordered = [...all.filter((one) => one.differs), ...all.filter((one) => !one.differs)];
+  return { rows: ordered.map((one) => one.row), differs: ordered.map((one) => one.differs) };
 }
 
 // The share of waiting in the ranks' own work plus waiting.

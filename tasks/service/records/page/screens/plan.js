@@ -2,7 +2,7 @@
 
 import { front } from "../charts.js";
 import { card, h, table, tiles } from "../dom.js";
-import { between, bytes, counted, ENGINES, interval, joules, known, money, percent, plain, priced, seconds, whole } from "../format.js";
+import { between, bytes, counted, ENGINES, interval, joules, known, money, number, percent, predicted as said, priced, rough, seconds, whole } from "../format.js";
 
 const kinds = (devices) => {
   const found = {};
@@ -21,10 +21,10 @@ export function planView(root, plan, title, timeline = null) {
   root.append(tiles([
     ["devices", whole(plan.devices.length), kinds(plan.devices)],
     ["global batch size", whole(plan.global_batch_size), plan.accumulation > 1 ? `in ${plan.accumulation} micro-batches` : null],
-    ["time", seconds(predicted?.duration_s.median), between(predicted?.duration_s, seconds)],
-    ["step time", seconds(predicted?.step_time_s.median), between(predicted?.step_time_s, seconds)],
-    ["energy", joules(predicted?.energy_j?.median), between(predicted?.energy_j, joules)],
-    ["cost", priced(plan.currency)(predicted?.cost?.median), predicted?.cost ? costParts(plan) : "the pool has no prices"],
+    ["time", said(predicted?.duration_s, seconds), between(predicted?.duration_s, seconds)],
+    ["step time", said(predicted?.step_time_s, seconds), between(predicted?.step_time_s, seconds)],
+    ["energy", said(predicted?.energy_j, joules), between(predicted?.energy_j, joules)],
+    ["cost", said(predicted?.cost, priced(plan.currency)), predicted?.cost ? costParts(plan) : "the pool has no prices"],
     ...limits(plan),
   ]));
   if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
@@ -46,7 +46,7 @@ function limits({ not_exceeded: most, queue_wait: wait, deadline_s: deadline, bu
   const cost = priced(currency);
   const engine = wait && ENGINES[wait.engine];
   return [
-    ...(most ? [[`at most (${plain(100 * most.confidence).text} %)`, seconds(most.duration_s), known(most.cost) ? `cost ${cost(most.cost).text}` : null]] : []),
+    ...(most ? [[`at most (${number(100 * most.confidence).text} %)`, seconds(most.duration_s), known(most.cost) ? `cost ${cost(most.cost).text}` : null]] : []),
     ...(wait ? [["wait in the queue", known(wait.expected_s) ? seconds(wait.expected_s) : { text: "unknown", value: null },
       known(wait.expected_s) ? `until ${engine} grants its hosts` : wait.unknown]] : []),
     ...(known(deadline) ? [["deadline", seconds(deadline), known(wait?.expected_s) ? "of the wait and the training" : null]] : []),
@@ -96,7 +96,7 @@ function stepOf(timeline) {
 
 // The interval, and which part of the cost is rent and which energy.
 const costParts = ({ predicted, currency }) => [
-  `${between(predicted.cost, money)} ${currency ?? "units"}`,
+  ...(rough(predicted.cost.low, predicted.cost.high) ? [] : [`${between(predicted.cost, money)} ${currency ?? "units"}`]),
   ...(predicted.rent && predicted.energy_cost
     ? [`rent ${money(predicted.rent.median).text}, energy ${money(predicted.energy_cost.median).text}`] : []),
 ].join("; ");
@@ -115,14 +115,16 @@ function shares(devices, currency) {
   return card("Shares", table("Shares of a step", columns, devices.map(row)));
 }
 
+const sharp = ({ low, high }) => !rough(low, high);
+
 function pointsOf(plan) {
   const energy = Boolean(plan.predicted?.energy_j) || plan.front.some((one) => one.energy !== null);
   const y = energy ? "energy" : "cost";
   const triple = energy ? "energy_j" : "cost";
   const found = [];
   const bars = (predicted) => ({
-    x: predicted.duration_s.median, low: predicted.duration_s.low, high: predicted.duration_s.high,
-    y: predicted[triple].median, lowY: predicted[triple].low, highY: predicted[triple].high,
+    x: predicted.duration_s.median, ...(sharp(predicted.duration_s) && { low: predicted.duration_s.low, high: predicted.duration_s.high }),
+    y: predicted[triple].median, ...(sharp(predicted[triple]) && { lowY: predicted[triple].low, highY: predicted[triple].high }),
   });
   if (plan.predicted?.[triple]) found.push({ ...bars(plan.predicted), group: 0 });
   for (const one of plan.front) {

@@ -1,7 +1,7 @@
 // The pool: devices, their holders, the queue; of a cluster, its nodes and the hosts that runs wait for.
 
 import { get, query } from "../api.js";
-import { alertOf, card, every, h, place, table, tiles } from "../dom.js";
+import { alertOf, card, every, h, place, runLink, table, tiles } from "../dom.js";
 import { counted, ENGINES, moment, seconds, whole } from "../format.js";
 
 const NAMES_SHOWN = 8; // of alike nodes
@@ -44,11 +44,11 @@ export async function show(root, { fields }, signal, failed) {
           one.id, one.type, one.host, one.cores === null ? null : { text: String(one.cores), value: one.cores },
           one.speed === null || one.speed === undefined ? null : { text: `${one.speed} × (emulated)`, value: one.speed },
           ...(windows ? [one.available ?? "always"] : []), leased(one),
-          link(one.run), one.expires_in_s === null ? null : seconds(Math.max(0, one.expires_in_s)),
+          runLink(one.run), one.expires_in_s === null ? null : seconds(Math.max(0, one.expires_in_s)),
         ]))),
       card("Queue", state.queue.length === 0 ? h("p", { class: "note" }, "No run is waiting.") : table("Runs that wait for devices",
         [["place", "number"], ["run", "name"], ["holder", "long"], ["priority", "number"], ["waited", "number"], ["needs", "number"], ["of", "long"]],
-        state.queue.map((one) => [whole(one.place), link(one.run), one.holder, { text: String(one.priority), value: one.priority },
+        state.queue.map((one) => [whole(one.place), runLink(one.run), one.holder, { text: String(one.priority), value: one.priority },
           seconds(one.waited_s), whole(one.needed), kinds(one.wanted)]))),
     );
     return true;
@@ -75,7 +75,7 @@ function cluster(state, windows) {
         alike(state.cluster.nodes))),
     card("Queue", waiting.length === 0 ? h("p", { class: "note" }, `No run is known to wait in ${engine}'s queue.`)
       : table("Hosts that runs wait for", [["host", "name"], ["run", "name"], ["holder", "long"], ["reported", "name"], ["what", "long"]],
-        waiting.map((one) => [one.host, link(one.run), one.holder, moment(one.reported_at), one.message]))),
+        waiting.map((one) => [one.host, runLink(one.run), one.holder, moment(one.reported_at), one.message]))),
   ];
 }
 
@@ -97,7 +97,7 @@ function alike(nodes) {
 
 // The holder of a device, or whether it is available.
 function leased(one) {
-  if (one.holder) return h("span", {}, one.holder, one.revoked_by ? [", to be given to ", link(one.revoked_by)] : null);
+  if (one.holder) return h("span", {}, one.holder, one.revoked_by ? [", to be given to ", runLink(one.revoked_by)] : null);
   return one.available_now ? h("span", { class: "success" }, "free") : h("span", { class: "muted" }, "closed now");
 }
 
@@ -109,10 +109,4 @@ function kinds(devices) {
     found[kind] = (found[kind] ?? 0) + 1;
   }
   return counted(found);
-}
-
-// A run's URI as a link to its screen; plain text if it is not a run of the store.
-function link(uri) {
-  const found = /\/runs\/([a-z0-9-]{1,63}\/[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})$/.exec(uri ?? "");
-  return found ? h("a", { href: `#/run/${found[1]}` }, found[1]) : uri;
 }

@@ -1,13 +1,13 @@
 // Recommended models: candidates in order, why each has its place, the code of the first.
 
 import { card, h, table } from "../dom.js";
-import { joules, number, seconds, whole } from "../format.js";
+import { joules, number, predicted, seconds, whole } from "../format.js";
 
 export function recommendationView(root, found) {
   root.append(card("Recommended models", h("p", {}, found.reason), table("Recommended models",
     [["model", "name"], ["parameters", "number"], [`${found.metric ?? "metric"}, 80 % interval`, "number"], ["time", "number"], ["energy", "number"], ["why", "long"]],
-    found.candidates.map((one) => [one.name, whole(one.parameters), metric(one.predicted_metric), seconds(one.duration_s?.median),
-      joules(one.energy_j?.median), one.why])), notes(found.notes), recipe(found.recipe)));
+    found.candidates.map((one) => [one.name, whole(one.parameters), metric(one.predicted_metric), predicted(one.duration_s, seconds),
+      predicted(one.energy_j, joules), one.why])), notes(found.notes), recipe(found.recipe)));
   root.append(card("Code of the first", h("details", {}, h("summary", {}, "model.py"), h("pre", { tabindex: "0" }, found.source_text))));
 }
 

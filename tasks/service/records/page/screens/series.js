@@ -16,6 +16,7 @@ export class Series {
     this.stride = 0;
     this.next = 0;
     this.last = -1;
+    this.progress = null; // of a training that goes on
   }
 
   async read(signal) {
@@ -29,7 +30,7 @@ export class Series {
       if (!this.steps.has(row.step)) this.steps.set(row.step, new Map());
       this.steps.get(row.step).set(row.rank, row);
     }
-    Object.assign(this, { newest: found.newest, epochs: found.epochs, splits: found.splits, stride: found.stride, next: found.next_step, last });
+    Object.assign(this, { newest: found.newest, epochs: found.epochs, splits: found.splits, stride: found.stride, next: found.next_step, last, progress: found.progress });
     return this;
   }
 
@@ -38,6 +39,16 @@ export class Series {
     const steps = this.sorted();
     const ranks = this.ranks();
     return [steps, ...ranks.map((rank) => steps.map((step) => this.steps.get(step).get(rank)?.[field] ?? null))];
+  }
+
+  // As `byRank`, without the last step of each epoch, which has only the rest of the rows.
+  wholeBatches() {
+    const steps = this.sorted();
+    const rows = steps.map((step) => [...this.steps.get(step).values()]);
+    const size = (index) => rows[index].reduce((sum, row) => sum + row.batch_size, 0);
+    const same = (index, other) => rows[other] !== undefined && rows[index][0].epoch === rows[other][0].epoch;
+    const rest = steps.map((_, index) => same(index, index - 1) && !same(index, index + 1) && size(index) < size(index - 1));
+    return this.byRank("batch_size").map((column) => column.filter((_, index) => !rest[index]));
   }
 
   // x, and one column with `value` of each step's rows.
