@@ -89,6 +89,9 @@ def _result_lines(document: dict[str, Any], everything: bool) -> list[tuple[str,
         reached = {True: "reached", False: "not reached", None: "not known yet"}
         words = reached[document["target_reached"]]
         lines.append(("target", f"{target['metric']} {target['value']:g}: {words}"))
+    lines += [
+        ("baseline", one["words"]) for one in document["verdicts"] if one["kind"] == "baseline"
+    ]
     if (early := document["early_stopped"]) is not None:
         lines.append(("early stopping", early["reason"]))
     if steps := document["steps"]:

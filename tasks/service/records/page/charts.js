@@ -5,6 +5,7 @@ import { number, rough } from "./format.js";
 
 const { uPlot } = window;
 const HEIGHT = 200;
+const MOST_DOTS = 60; // of a line; more would cover it
 const drawn = new Set();
 const probe = h("span", { hidden: true });
 document.body.append(probe);
@@ -99,7 +100,8 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
       figure.dataset.points = String(data[0].length);
       figure.dataset.last = data[0].length ? String(data[0][data[0].length - 1]) : "";
       const wide = log && farApart(data.slice(1).flat());
-      const named = `${wide}|${labels.join("|")}|${ends.join("|")}`;
+      const dotted = points && data[0].length <= MOST_DOTS;
+      const named = `${wide}|${dotted}|${labels.join("|")}|${ends.join("|")}`;
       if (!chart || shape !== named) {
         if (chart) {
           drawn.delete(chart);
@@ -113,7 +115,7 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
             label, stroke: guess ? () => colour("muted") : hue(index), width: guess ? 1 : 1.5, spanGaps: !gaps,
             dash: guess ? [4, 4] : dashed.includes(index) ? [8, 5] : undefined, value: (_, value) => (value === null ? "" : short(value)),
             auto: !guess, class: guess && index !== count ? "bound" : undefined,
-            points: { show: !guess && (points || dots.includes(index)), size: 6, fill: guess ? undefined : hue(index) },
+            points: { show: !guess && (dotted || dots.includes(index)), size: 6, fill: guess ? undefined : hue(index) },
           };
         });
         chart = mount({

@@ -52,7 +52,7 @@ export function table(label, columns, rows, marked = () => null) {
     const plain = value !== null && typeof value === "object" && !(value instanceof Node);
     const text = plain ? value.text : value?.textContent ?? value;
     const shape = kind === "name" && String(text).length > LONG_NAME ? "name wraps" : kind;
-    const attributes = { class: [shape, rank, plain && value.mark].filter(Boolean).join(" ") || null, "data-title": title || null };
+    const attributes = { class: [shape, rank, plain && value.mark].filter(Boolean).join(" ") || null, "data-title": (title instanceof Node ? title.getAttribute("title") : title) || null };
     if (plain) Object.assign(attributes, { "data-value": value.value === null || value.value === undefined ? null : String(value.value) });
     return h("td", attributes, plain ? value.text : value ?? "–", plain && value.said ? h("span", { class: "unseen" }, `, ${value.said}`) : null);
   };

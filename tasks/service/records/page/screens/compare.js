@@ -90,7 +90,7 @@ function measuredByMost(runs) {
 }
 
 // Job and run on two lines, so that a column is only as wide as its figures.
-const heading = (name) => h("a", { class: "run", href: `#/run/${name}` }, name.split("/")[0], h("br"), name.split("/")[1]);
+const heading = (name) => h("a", { class: "run", title: name, href: `#/run/${name}` }, name.split("/")[0], h("br"), name.split("/")[1]);
 
 function overlay(charts, title, x, runs, column, options = {}) {
   const columns = runs.map(column);
