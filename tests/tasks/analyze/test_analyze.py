@@ -50,6 +50,7 @@ from trainwright.tasks.runs.artefacts.learning_rate_search import (
     LearningRateTrial,
 )
 from trainwright.tasks.runs.artefacts.plan import Plan
+from trainwright.tasks.runs.artefacts.recommendation import BoostedTrees
 from trainwright.tasks.runs.artefacts.report_figures import Report
 from trainwright.tasks.runs.artefacts.training_result import (
     ClassMetrics,
@@ -622,9 +623,12 @@ def test_a_recommended_model_is_on_the_page_as_text(store: str) -> None:
     run = finished_training(store)
     analyze(run, store)
     assert "Recommended model" not in _page(run).text
-    run.write(recommendation())
+    trees = BoostedTrees(library="LightGBM", metric=0.99, rows=24, duration_s=1.0)
+    run.write(recommendation().model_copy(update={"reference": trees}))
     analyze(run, store)
     text = _page(run).text
+    verdict = "Boosted trees are better: accuracy 0.9900, this model 0.9500"
+    assert 0 < text.index(verdict) < text.index("Predicted and measured") < text.index("optimizer")
     assert "Recommended model" in text
     assert "it <is> the simplest" in text
     assert "the data has a & b" in text
