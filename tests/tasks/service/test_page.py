@@ -59,6 +59,8 @@ for node in "c1 4 ALLOCATED" "c2 0 IDLE" "c3 0 IDLE"; do
 State=$3 Partitions=work"
 done
 """
+# The form shows the chosen run's question.
+FILLED = "document.querySelector('form .note')?.textContent.startsWith('As in the run')"
 JOB = {"name": "j", "data": {"uri": "builtin:digits"}}
 SCREENS = {
     "pool": "pool",
@@ -274,15 +276,15 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
     )
     assert (results["laid"], results["small"]) == ("loss 0.2000", "accuracy 0.9200")
     for ends in (True, False):  # downwards, then upwards; what is not known comes last
-        page.click("button[name=sort] >> text=duration")
+        page.click("button[name=sort]:has-text('duration')")
         known = [float(row[5] or "") for row in values(page, "Runs") if row[5] != "–"]
         assert known == sorted(known, reverse=ends)
         assert [row[5] == "–" for row in values(page, "Runs")] == [False] * len(known) + [True] * (
             len(runs) - len(known)
         )
-    page.click("button[name=sort] >> text=duration")  # by age again
+    page.click("button[name=sort]:has-text('duration')")  # by age again
     page.fill("input[name=filter]", "small 0.94")
-    assert [row[3] for row in values(page, "Runs")] == ["0.94"]
+    assert [row[6] for row in values(page, "Runs")] == ["20260101T000002Z-abcdef"]
     page.fill("input[name=filter]", "")
     for one in runs[1:3]:
         page.check(f'input[value="{one["job"]}/{one["id"]}"]')
@@ -292,7 +294,7 @@ def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: s
     figures = {row[0]: row[1:] for row in values(page, "Figures of the runs")}
     assert figures["duration"] == [_shown(one["duration_s"]) for one in runs[1:3]]
     assert figures["accuracy"] == [_shown(one["metrics"]["accuracy"]) for one in runs[1:3]]
-    best = page.locator('table[aria-label="Figures of the runs"] td.best').all_inner_texts()
+    best = page.locator('table[aria-label="Figures of the runs"] td.best').all_text_contents()
     assert best[0] == f"{max(one['metrics']['accuracy'] for one in runs[1:3]):.4f}, best"
     assert page.locator('table[aria-label="Fields of the jobs"] tr.differs').count() == 0
 
@@ -395,6 +397,7 @@ def test_a_what_if_asks_for_a_layout_of_the_job(tab: Watched, home: Path) -> Non
     )
     for word in offered[1:]:
         assert Job.model_validate(JOB | {"train": {"layout": word}}).train.layout == word
+    until(page, FILLED)
     page.select_option("select[name=layout]", "late-multiply")
     with page.expect_request("**/plans") as asked:
         page.click("button[type=submit]")
@@ -549,7 +552,8 @@ def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, addr
     assert plan.epochs == 7
     page.wait_for_selector('table[aria-label="The chosen configuration, and those that were not"]')
     assert plan.predicted is not None
-    assert tile(page, "time") == _shown(plan.predicted.duration_s.median)
+    taken = _shown(plan.predicted.duration_s.median)
+    until(page, f"document.querySelector('[data-tile=time] .value')?.dataset.value === '{taken}'")
     assert tile(page, "global batch size") == str(plan.global_batch_size)
     rows = values(page, "The chosen configuration, and those that were not")
     assert [row[-1] for row in rows] == ["chosen", *(one.reason for one in plan.alternatives)]
@@ -610,7 +614,7 @@ def test_a_what_if_asks_for_the_runs_devices_only_in_the_runs_pool(
         route.fulfill(status=200, json={"feasible": False, "error": error})
 
     page.route("**/plans", answer)
-    page.wait_for_selector("text=As in the run")
+    until(page, FILLED)
     page.select_option("select[name=pool]", chosen)
     page.click("button[type=submit]")
     page.wait_for_selector("[data-binding=deadline]")

@@ -73,12 +73,15 @@ export async function show(root, { fields }, signal) {
   async function fill() {
     question = null;
     unlike.textContent = "";
-    const name = model.value.startsWith("run:") ? model.value.slice("run:".length) : null;
+    const chosen = model.value;
+    const name = chosen.startsWith("run:") ? chosen.slice("run:".length) : null;
     submit.disabled = name !== null;
     try {
-      if (name !== null) question = await ofRun(name, signal);
+      const own = name === null ? null : await ofRun(name, signal);
+      if (model.value !== chosen) return; // another model was chosen meanwhile
+      question = own;
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || model.value !== chosen) return;
       answer.replaceChildren(alertOf(error));
       return;
     }
@@ -86,7 +89,7 @@ export async function show(root, { fields }, signal) {
     const shown = question ? fieldsOf(question) : {};
     for (const control of form.elements) {
       if (!control.name || control === model) continue;
-      if (["data", "target"].includes(control.name)) control.disabled = question !== null; // a run brings its own
+      if (["data", "target"].includes(control.name)) control.readOnly = question !== null; // a run brings its own
       control.value = fields.get(control.name) ?? shown[control.name] ?? (control.name === "minimize" ? "energy" : "");
     }
     if (question) unlike.textContent = `As in the run: ${inWords(question)}.`;
