@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from trainwright.tasks.plots import colours
-from trainwright.tasks.verdicts import Verdict
 
 STYLE = (
     colours.STYLE
@@ -55,14 +53,6 @@ def tiles(values: list[tuple[str, str]]) -> str:
         for value, name in values
     )
     return f'<div class="tiles">{shown}</div>'
-
-
-def verdict_lines(judged: Sequence[Verdict]) -> str:
-    """What a run means, a line for each verdict; it stands before all figures."""
-    kinds = {True: " good", False: " bad", None: ""}
-    return "".join(
-        f'<p class="verdict{kinds[verdict.good]}">{escape(verdict.words)}</p>' for verdict in judged
-    )
 
 
 def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:

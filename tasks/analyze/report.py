@@ -17,9 +17,15 @@ from trainwright.tasks.analyze.report_charts import (
     step_times,
     validation_metrics,
 )
-from trainwright.tasks.analyze.report_tables import by_class, early_stop, recommended, trained_table
+from trainwright.tasks.analyze.report_tables import (
+    by_class,
+    early_stop,
+    recommended,
+    trained_table,
+    verdict_lines,
+)
 from trainwright.tasks.analyze.step import compared
-from trainwright.tasks.html_page import html_page, table, tiles, verdict_lines
+from trainwright.tasks.html_page import html_page, table, tiles
 from trainwright.tasks.runs.artefacts.learning_rate_search import LearningRateSearch
 from trainwright.tasks.runs.artefacts.recommendation import Recommendation
 from trainwright.tasks.runs.artefacts.report_figures import Report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from trainwright.estimator.curves import Interval
@@ -14,6 +15,15 @@ from trainwright.tasks.runs.artefacts.training_result import ClassMetrics, Early
 from trainwright.tasks.runs.run import Run, job_of
 from trainwright.tasks.trained_with import RunFacts, trained_with
 from trainwright.tasks.units import plain, seconds
+from trainwright.tasks.verdicts import Verdict
+
+
+def verdict_lines(judged: Sequence[Verdict]) -> str:
+    """What a run means, a line for each verdict; it stands before all figures."""
+    kinds = {True: " good", False: " bad", None: ""}
+    return "".join(
+        f'<p class="verdict{kinds[verdict.good]}">{escape(verdict.words)}</p>' for verdict in judged
+    )
 
 
 def early_stop(found: EarlyStop | None) -> str:
