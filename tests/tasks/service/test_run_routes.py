@@ -227,7 +227,7 @@ def test_a_file_of_an_export_that_was_changed_is_not_served(address: str, home: 
         run.objects.put("export/onnx/model.onnx", b"a model")
     assert answer.status_code >= 400
     assert answer.headers["content-type"] == "application/json"
-    assert "missing or damaged" in answer.text
+    assert "changed since it was sealed" in answer.text
 
 
 def test_a_missing_run_is_not_found_and_leaves_no_files(address: str, home: Path) -> None:
