@@ -94,11 +94,17 @@ def asked_for(place: str, folder: Path) -> Iterator[TrainRequest]:
         with lab.running(cores=[1.0], rate="1gbit") as made:
             asked = on_hosts(folder, made, [BATCH], core, **wanted)
             contain(asked, {"image": "/:O"})
-            yield asked
+            yield not_emulated(asked)
     else:
         with slurm_lab.running(hosts=1) as cluster:
             os.environ["SLURM_CONF"] = str(cluster.config)
-            yield on_slurm(folder, cluster, [BATCH], core, **wanted)
+            yield not_emulated(on_slurm(folder, cluster, [BATCH], core, **wanted))
+
+
+def not_emulated(asked: TrainRequest) -> TrainRequest:
+    """The training on devices that compute as fast as they can."""
+    devices = [device.model_copy(update={"speed": None}) for device in asked.plan.devices]
+    return asked.model_copy(update={"plan": asked.plan.model_copy(update={"devices": devices})})
 
 
 def step_s(asked: TrainRequest) -> float:
