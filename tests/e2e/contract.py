@@ -172,7 +172,7 @@ def files(place: Outside) -> None:
         place.write(name, "\n".join(line[indent:] for line in lines) + "\n")
     for name, text in FILES.items():
         place.write(name, text)
-    (place.folder / "latin.csv").write_bytes(b"a,label\n1,\xff\n2,y\n")
+    (place.folder / "binary.csv").write_bytes(b"a,label\n1,\0\n2,y\n")
     (place.folder / "folder").mkdir()
     place.write("pool.yaml", pool(*TWO, prices=PRICES))
 
@@ -596,7 +596,7 @@ REFUSALS: dict[str, Bad] = {
     "data missing": _planned(data={"uri": "nowhere.csv"}),
     "data set unknown": _planned(data={"uri": "builtin:letters"}),
     "data scheme unknown": _planned(data={"uri": "ftp://x/y.csv"}),
-    "data not UTF-8": _planned(data={"uri": "latin.csv"}),
+    "data not text": _planned(data={"uri": "binary.csv"}),
     "target column missing": _planned(data={"uri": "table.csv", "target": "price"}),
     "data missing, validated": Bad(("validate", "JOB"), job(data={"uri": "nowhere.csv"})),
     "data rejected": Bad(("validate", "JOB"), job(data={"uri": "rejected.csv"})),

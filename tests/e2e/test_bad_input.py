@@ -456,7 +456,7 @@ def test_a_pool_or_limits_without_a_feasible_plan(
         ({"uri": "nowhere.csv"}, "nowhere.csv"),
         ({"uri": "table.csv", "target": "price"}, "price"),
         ({"uri": "ftp://x/y.csv"}, "ftp://"),
-        ({"uri": "latin.csv"}, "not UTF-8"),
+        ({"uri": "binary.csv"}, "not text"),
         ({"uri": "loop.csv"}, "loop.csv"),
         ({"uri": "pipe.csv"}, "pipe.csv, which is a pipe; allowed: a regular file"),
     ],
@@ -465,7 +465,7 @@ def test_a_pool_or_limits_without_a_feasible_plan(
 def test_wrong_data(home: Path, tmp_path: Path, data: dict[str, str], says: str) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "table.csv").write_text("a,label\n1,x\n2,y\n")
-    (tmp_path / "latin.csv").write_bytes(b"a,label\n1,\xff\n2,y\n")
+    (tmp_path / "binary.csv").write_bytes(b"a,label\n1,\0\n2,y\n")
     (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
     one_line(run("validate", write(tmp_path, data=data), "--json"), 2, says)
 
