@@ -468,7 +468,7 @@ def test_a_damaged_export_is_said_on_the_page(store: str) -> None:
     write_export(run)
     run.objects.delete("export/onnx/report.json")
     analyze(run, store)
-    assert "export/onnx/report.json: missing or damaged" in _page(run).text
+    assert "export/onnx/report.json: missing; " in _page(run).text
 
 
 def test_names_by_users_are_text_on_the_page_and_never_markup(store: str) -> None:
