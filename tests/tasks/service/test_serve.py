@@ -478,7 +478,7 @@ def test_pool_and_devices_equal_the_command_lines(address: str) -> None:
         says = _refusal(
             reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 422, "bad_input"
         )
-        assert "hosts: required field is missing" in says  # a served file that is not a pool
+        assert "is a job file; its pool is" in says
         assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
 
 
