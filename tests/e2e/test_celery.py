@@ -219,24 +219,11 @@ def assert_whole(run: Run, epochs: int) -> None:
     assert ranks() == []
 
 
-def test_new_data_starts_a_run_with_small_xcoms_that_promotes_what_a_person_approves(
-    site: Site,
-) -> None:
-    """Its deadline passes meanwhile, which is reported."""
-    job = site.job(
-        2,
-        queue_timeout="0s",
-        objective={"minimize": "time", "deadline": "25s"},
-        schedule={"on_new_data": True},
-        promotion={"alias": "production", "require_approval": True},
-    )
+def test_a_jobs_dag_has_small_xcoms_and_promotes_what_a_person_approves(site: Site) -> None:
+    job = site.job(2, promotion={"alias": "production", "require_approval": True})
     dag = f"retrain_{job.stem}"
     until("the job has its DAG", lambda: site.api.has_dag(dag))
-    (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
-    site.api("POST", "/api/v2/assets/events", {"asset_id": data["id"], "extra": {}})
-    (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
-    alert = f"job {job.stem}: missed its deadline of 25 s: not done 25 s after it was queued"
-    until("the alert is in the log", lambda: alert in site.stack.log("triggerer").read_text())
+    where = site.api.start(dag)
     site.api.reached(where, "approve", "awaiting_input")
     site.api(
         "PATCH",
@@ -260,6 +247,25 @@ def test_new_data_starts_a_run_with_small_xcoms_that_promotes_what_a_person_appr
         assert event["extra"]["run"] == run.uri
     assert_whole(run, 2)
     assert "postgresql" in doors.settings().ledger_url
+
+
+def test_new_data_starts_a_run_whose_missed_deadline_is_reported(site: Site) -> None:
+    job = site.job(
+        2,
+        queue_timeout="0s",
+        objective={"minimize": "time", "deadline": "25s"},
+        schedule={"on_new_data": True},
+    )
+    dag = f"retrain_{job.stem}"
+    until("the job has its DAG", lambda: site.api.has_dag(dag))
+    (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
+    site.api("POST", "/api/v2/assets/events", {"asset_id": data["id"], "extra": {}})
+    (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
+    alert = f"job {job.stem}: missed its deadline of 25 s: not done 25 s after it was queued"
+    until("the alert is in the log", lambda: alert in site.stack.log("triggerer").read_text())
+    site.api("PATCH", where, {"state": "failed"})
+    assert site.api.ended(where) == "failed"
+    until("its leases are free", lambda: doors.ledger().held() == [])
 
 
 def test_a_lost_worker_costs_nothing_and_a_lost_launcher_only_uncommitted_steps(
