@@ -263,9 +263,9 @@ def test_new_data_starts_a_run_whose_missed_deadline_is_reported(site: Site) -> 
     (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
     alert = f"job {job.stem}: missed its deadline of 25 s: not done 25 s after it was queued"
     until("the alert is in the log", lambda: alert in site.stack.log("triggerer").read_text())
-    site.api("PATCH", where, {"state": "failed"})
-    assert site.api.ended(where) == "failed"
-    until("its leases are free", lambda: doors.ledger().held() == [])
+    assert site.api.ended(where) == "success"
+    (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
+    assert_whole(run, 2)
 
 
 def test_a_lost_worker_costs_nothing_and_a_lost_launcher_only_uncommitted_steps(
