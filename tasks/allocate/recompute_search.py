@@ -234,10 +234,15 @@ def _levels(problem: PlanningProblem, curves: RecomputingCurves) -> Iterator[_Na
 
 
 def _names(
-    problem: PlanningProblem, curves: RecomputingCurves, kind: Kind, samples: int
+    problem: PlanningProblem,
+    curves: RecomputingCurves,
+    kind: Kind,
+    samples: int,
+    *,
+    exact: bool = False,
 ) -> tuple[str, ...]:
     limit = _limit(problem, kind)
-    return () if math.isinf(limit) else curves.names_for(kind.curve, samples, limit)
+    return () if math.isinf(limit) else curves.names_for(kind.curve, samples, limit, exact=exact)
 
 
 def _of_configuration(
@@ -252,7 +257,7 @@ def _of_configuration(
     return _by_curve(
         problem,
         {
-            kind.index: _names(problem, curves, kind, samples[kind.index])
+            kind.index: _names(problem, curves, kind, samples[kind.index], exact=True)
             for kind in problem.topology.kinds
         },
     )

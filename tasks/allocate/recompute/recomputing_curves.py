@@ -49,6 +49,8 @@ class RecomputingCurves:
         self._too_many: dict[tuple[int, float], int] = {}
         """by curve and memory limit: the fewest samples that fit with no choice"""
         self._leanest: dict[int, tuple[str, ...]] = {}
+        self._layers: dict[str, list[int]] = {}
+        """by candidate: the layers that it recomputes"""
 
     def choice(self, batch_size: int) -> RecomputeChoice:
         """What may be recomputed in a step of so many samples."""
@@ -58,10 +60,13 @@ class RecomputingCurves:
             )
         return self._choices[batch_size]
 
-    def names_for(self, curve: DeviceCurve, batch_size: int, limit_bytes: float) -> tuple[str, ...]:
+    def names_for(
+        self, curve: DeviceCurve, batch_size: int, limit_bytes: float, *, exact: bool
+    ) -> tuple[str, ...]:
         """The cheapest modules with which a device's memory holds so many samples.
 
         If none suffice: those with which a step of the curve's largest batch takes least memory.
+        `exact` as of `RecomputeChoice.cheapest`.
         """
         if curve.device_memory_bytes(batch_size) <= limit_bytes:
             return ()
@@ -71,12 +76,22 @@ class RecomputingCurves:
         choice = self.choice(batch_size)
         over = curve.device_memory_bytes(batch_size) + library_bytes(curve) - limit_bytes
         per_byte = -recomputed_safe_bytes(0.0, 1.0, 0.0)
-        seconds = {name: forward_s(curve, [name], batch_size) for name in choice.names}
-        found = choice.cheapest(choice.plain_bytes - over / per_byte, seconds)
+        layers = [one.forward for one in curve.layer_seconds(batch_size)[0]]
+        seconds = {
+            name: sum(layers[place] for place in self._places(name, curve)) for name in choice.names
+        }
+        cap_bytes = choice.plain_bytes - over / per_byte
+        found = choice.cheapest(cap_bytes, seconds, exact=exact)
         if found is None:
             self._too_many[key] = batch_size
             return self.leanest(curve)
         return found.names
+
+    def _places(self, name: str, curve: DeviceCurve) -> list[int]:
+        """The layers of a candidate, by place; all curves have the same."""
+        if name not in self._layers:
+            self._layers[name] = _places_of([name], curve)
+        return self._layers[name]
 
     def leanest(self, curve: DeviceCurve) -> tuple[str, ...]:
         """The modules with which a step of the curve's largest batch takes the least memory."""
@@ -138,12 +153,12 @@ def library_bytes(curve: DeviceCurve) -> float:
 def forward_s(curve: DeviceCurve, names: Collection[str], samples: int) -> float:
     """Seconds of the forward passes of these modules."""
     layers, _ = curve.layer_seconds(samples)
+    return sum(layers[place].forward for place in _places_of(names, curve))
+
+
+def _places_of(names: Collection[str], curve: DeviceCurve) -> list[int]:
     again = covered(names, [one.name for one in curve.layers])
-    return sum(
-        seconds.forward
-        for one, seconds in zip(curve.layers, layers, strict=True)
-        if one.name in again
-    )
+    return [place for place, one in enumerate(curve.layers) if one.name in again]
 
 
 def _again(cost: LayerCost) -> LayerCost:
