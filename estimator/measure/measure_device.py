@@ -28,7 +28,7 @@ import torch  # noqa: TID253 - this is a separate process
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
 from trainwright.estimator.fit.step_fit import drift, fit, refuse_busy
 from trainwright.estimator.measure.energy_meter import RAPL_ROOT
-from trainwright.estimator.measure.network_timing import measure_network
+from trainwright.estimator.measure.network_timing import OutOfTime, measure_network
 from trainwright.estimator.measure.networks.benchmark import FAMILIES, networks
 from trainwright.estimator.measure.power import device_power
 from trainwright.estimator.measure.samples import KeptSamples
@@ -83,13 +83,16 @@ def measure(
     for number, network in enumerate(networks(seed, _GPU_GROWTH if device.is_gpu else (1,))):
         if number < len(done.samples):
             continue
-        last_s = (1 - _FIT_SHARE) * budget_s
-        if number < least:
-            last_s = max(last_s, _EACH_ONCE_S)
-        if done.elapsed_s > last_s and any(not sample.single for sample in done.samples):
+        fits = any(not sample.single for sample in done.samples)
+        last_s = max((1 - _FIT_SHARE) * budget_s, _EACH_ONCE_S if number < least else 0.0)
+        if fits and done.elapsed_s > last_s:
             break
         torch.manual_seed(number)
-        sample = measure_network(network, sentinel, device)
+        until = started - spent + max(budget_s, _EACH_ONCE_S) if fits else math.inf
+        try:
+            sample = measure_network(network, sentinel, device, until)
+        except OutOfTime:
+            break
         done.append(sample, spent + time.monotonic() - started)
         say(f"{len(done.samples)} networks", done.elapsed_s)
     refuse_busy(drift(done.samples), most_drift)

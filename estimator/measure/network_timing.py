@@ -34,17 +34,25 @@ _CLOCKED_S, _MOST_CLOCKED = 0.04, 12  # number of steps whose operations are tim
 _READ_COUNT = "aten._local_scalar_dense"
 
 
+class OutOfTime(Exception):
+    """A network was not measured by the given time."""
+
+
 def measure_network(
-    network: BenchmarkNetwork, sentinel: Sentinel, device: TorchDevice = CPU
+    network: BenchmarkNetwork,
+    sentinel: Sentinel,
+    device: TorchDevice = CPU,
+    until: float = math.inf,
 ) -> StepSample:
     """Time a network's steps, then the operations in them.
 
     Uses a smaller batch if a step would be too long to repeat, or too large for the device.
+    `until`: a time by `time.monotonic`. Raises OutOfTime before a step that begins after it.
     """
     device.begin()
     model = network.build().to(device.torch)
-    batch = _affordable(network, model, device)
-    step = device.finished(ready(network, batch, model, device))
+    batch = _affordable(network, model, device, until)
+    step = _until(until, device.finished(ready(network, batch, model, device)))
     _settle(step, device)
     operations = _recorded(step)
     timed = BetweenSentinels(sentinel)
@@ -99,7 +107,18 @@ def time_steps(step: Callable[[], None], least_s: float = _TIMED_S) -> float:
     return statistics.median(seen)
 
 
-def _affordable(network: BenchmarkNetwork, model: torch.nn.Module, device: TorchDevice) -> int:
+def _until(until: float, step: Callable[[], None]) -> Callable[[], None]:
+    def in_time() -> None:
+        if time.monotonic() > until:
+            raise OutOfTime
+        step()
+
+    return in_time
+
+
+def _affordable(
+    network: BenchmarkNetwork, model: torch.nn.Module, device: TorchDevice, until: float
+) -> int:
     """The network's batch size, or the largest power of two whose step is certainly short enough.
 
     A step's time is at most proportional to its batch. On a GPU, where small steps take as long as
@@ -108,7 +127,7 @@ def _affordable(network: BenchmarkNetwork, model: torch.nn.Module, device: Torch
     size, wanted = min(2, network.batch_size), network.batch_size
     longest_s = _LONGEST_SINGLE_S if network.single else _LONGEST_STEP_S
     while True:
-        step = device.finished(ready(network, size, model, device))
+        step = _until(until, device.finished(ready(network, size, model, device)))
         for _ in range(2):  # the first step includes preparations, but may already be short enough
             started = time.perf_counter()
             step()

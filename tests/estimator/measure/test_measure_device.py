@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from trainwright.estimator.errors import BadInput, BusyMachine
+from trainwright.estimator.measure import measure_device
 from trainwright.estimator.measure.measure_device import measure, setting
-from trainwright.estimator.measure.network_timing import measure_network
+from trainwright.estimator.measure.network_timing import OutOfTime, measure_network
 from trainwright.estimator.measure.networks.benchmark import networks
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.measure.sentinel import Sentinel
@@ -70,7 +71,23 @@ def test_a_measured_calibration_has_a_cost_for_every_family() -> None:
     assert said[-1].startswith("fitting ")
 
 
-def test_a_gpu_is_measured_by_the_same_program_without_the_cpus_parts() -> None:
+def test_a_busy_machine_is_measured_no_longer_than_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second network does not begin, although most families were not measured."""
+    monkeypatch.setattr(measure_device, "_EACH_ONCE_S", 0.0)
+    said: list[str] = []
+    found = measure(CPU, 1e-6, 1, lambda message, _: said.append(message))
+    assert [line for line in said if line.endswith("networks")] == ["1 networks"]
+    assert set(found.families) >= set(FAMILIES)
+    with pytest.raises(OutOfTime):
+        measure_network(next(networks(0)), Sentinel(), until=time.monotonic() - 1)
+
+
+def test_a_gpu_is_measured_by_the_same_program_without_the_cpus_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure_device, "_EACH_ONCE_S", math.inf)  # however busy this machine is
     gpu = _gpu()
     found = measure(gpu, 0.1, 1, lambda *_: None)
     assert (found.device_type, found.processor) == ("nvidia-t4", "stand-in")
