@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -94,6 +95,14 @@ LONGEST_FIRST = [
 
 # The CI profile everywhere: the same examples each time, and no deadline on a busy machine.
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype() -> Iterator[None]:
+    """Ranks that are threads of a test set torch's default dtype, as a rank's process does."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_default_dtype(torch.float32)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -127,8 +127,8 @@ class SealedObjects:
         if key in NOT_SEALED:
             return None
         apart = _APART.match(key)
-        if apart is None:
-            return self._files_of_run()
+        if apart is None:  # export/ itself holds a list of the exports, which no manifest covers
+            return None if key.startswith(SEALED_APART) else self._files_of_run()
         folder = apart[0]
         if key == f"{folder}{Manifest.FILE}":
             return None

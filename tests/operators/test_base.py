@@ -27,7 +27,6 @@ from trainwright.operators.base import StepOperator
 from trainwright.operators.failures import airflows_words
 from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.artefacts.run_status import Status
 from trainwright.tasks.runs.artefacts.training_result import Result
 from trainwright.tasks.runs.run import list_runs
@@ -211,9 +210,7 @@ def test_an_unexpected_error_keeps_its_traceback(home: Path) -> None:
 def test_an_export_without_its_packages_fails_without_a_retry(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = sealed_run((tmp_path / "store").as_uri(), 1, 0.9)
-    job = run.job().model_dump(mode="json", exclude={"schema_version"})
-    run.write(RunJob.model_validate({**job, "export": ["onnx"]}))
+    run = sealed_run((tmp_path / "store").as_uri(), 1, 0.9, export=["onnx"])
     run.note(state="success", step=None)
     there = importlib.util.find_spec
     monkeypatch.setattr(

@@ -311,7 +311,12 @@ def local_path(run: Run, key: str) -> Path:
 
 
 def sealed_run(
-    store: str, number: int, accuracy: float | None, name: str = "digits", **promotion: Any
+    store: str,
+    number: int,
+    accuracy: float | None,
+    name: str = "digits",
+    export: Any = None,
+    **promotion: Any,
 ) -> Run:
     """A finished run whose stored model has this accuracy, or only a loss."""
     metrics = {"loss": 0.1} if accuracy is None else {"accuracy": accuracy, "loss": 1 - accuracy}
@@ -319,6 +324,8 @@ def sealed_run(
     job = run.job().model_dump(mode="json", exclude={"schema_version"})
     if promotion:
         job["promotion"] = promotion
+    if export is not None:
+        job["export"] = export
     run.write(RunJob.model_validate(job))
     write_checkpoints(run, (True,))
     write_outcome(run, metrics=metrics)

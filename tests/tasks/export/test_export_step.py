@@ -12,15 +12,11 @@ from finished_run import sealed_run, write_export
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.export import step
 from trainwright.tasks.runs.artefacts.export_report import Exports
-from trainwright.tasks.runs.artefacts.run_job import RunJob
 from trainwright.tasks.runs.run import Run
 
 
 def with_export(folder: Path, export: Any) -> Run:
-    run = sealed_run(f"file://{folder}/store", 1, 0.9)
-    job = run.job().model_dump(mode="json", exclude={"schema_version"})
-    run.write(RunJob.model_validate({**job, "export": export}))
-    return run
+    return sealed_run(f"file://{folder}/store", 1, 0.9, export=export)
 
 
 def test_a_job_without_export_has_nothing_to_export(tmp_path: Path) -> None:

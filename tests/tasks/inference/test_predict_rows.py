@@ -408,10 +408,11 @@ def test_a_run_that_is_not_finished_or_damaged_is_refused(numbers: Run, tmp_path
         with pytest.raises(CorruptArtefact, match=f"{key}: missing"):
             predict(run, str(rows), str(out))
         run.objects.put(key, content + b"#")
-        with pytest.raises(CorruptArtefact, match=f"{key}: changed since it was written"):
+        with pytest.raises(CorruptArtefact, match=f"{key}: changed since it was sealed"):
             predict(run, str(rows), str(out))
         run.objects.put(key, content)
     run.objects.delete("manifest.json")
+    run = doors.run_at(run.uri)
     refused = refusal(run, rows, out)
     assert "is trained, but its model is not stored" in refused
     assert "`trainwright run JOB` with its job stores it" in refused
