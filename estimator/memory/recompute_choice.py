@@ -66,8 +66,8 @@ class RecomputeChoice:
     ) -> ChosenModules | None:
         """The modules with the least seconds whose recomputation keeps the peak within the cap.
 
-        `seconds`: of each candidate's forward pass. Not `exact`: chosen greedily, a hundred times
-        as fast, if that finds a choice. None: no choice was found.
+        `seconds`: of each candidate's forward pass. Not `exact`: chosen greedily, which is faster,
+        if that finds a choice. None: no choice was found.
         """
         import numpy as np
 

@@ -7,9 +7,9 @@ dropout change nothing.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
+import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from trainwright.estimator.trace.batch_loss import IGNORED, BatchLoss
 from trainwright.estimator.trace.checked_rows import CheckedRows, RealRows, RowsThroughModel
 from trainwright.estimator.trace.output_forms import of_a_sample
 
+_log = logging.getLogger(__name__)
 _CLOSE, _APART, _ALIKE = 1e-4, 1e-3, 1e-2
 """relative: losses are equal; losses differ; shares of weights are equal, absolute"""
 _DRAWS, _TINY = 4, 1e-30
@@ -41,15 +42,17 @@ def loss_notice(
     counts. If the outputs have no samples, as those of a model that computes its loss, what `build`
     makes runs on the rows' inputs, as in evaluation.
     """
-    # The user's code may not take such outputs; training then says what it takes.
-    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
-        checked = CheckedRows(loss, of_a_sample(small, large), rows.targets)
-        if not checked.most_rows and rows.inputs is not None and build is not None:
-            checked = RowsThroughModel(loss, build().eval(), rows)
-        count = min(checked.most_rows, checked.count)
-        if count >= 2:
-            checked.choose(count)
-            return _judged(checked)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            checked = CheckedRows(loss, of_a_sample(small, large), rows.targets)
+            if not checked.most_rows and rows.inputs is not None and build is not None:
+                checked = RowsThroughModel(loss, build().eval(), rows)
+            count = min(checked.most_rows, checked.count)
+            if count >= 2:
+                checked.choose(count)
+                return _judged(checked)
+    except Exception:  # noqa: BLE001 - the user's code may not take such outputs
+        _log.info("the loss is not checked", exc_info=True)
     return ""
 
 
@@ -155,10 +158,12 @@ def _drawer(checked: CheckedRows) -> Callable[[int], None] | None:
     for dtype, positive in itertools.product(checked.types, (False, True)):
         draw = functools.partial(checked.draw, positive=positive, dtype=dtype)
         # The loss may take another type only, or only probabilities.
-        with contextlib.suppress(Exception):
+        try:
             draw(0)
             if math.isfinite(checked.of(slice(None))[0]):
                 return draw
+        except Exception:  # noqa: BLE001 - the user's code
+            _log.info("the loss takes no outputs of %s", dtype, exc_info=True)
     return None
 
 

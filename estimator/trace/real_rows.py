@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +13,7 @@ from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.trace.checked_rows import MOST_ROWS, RealRows
 from trainwright.estimator.trace.training_step import TrainingStepSpec
 
+_log = logging.getLogger(__name__)
 _READ_S, _LEAST_READ = 1.0, 4
 
 
@@ -31,7 +32,7 @@ def real_rows(what: TrainingStepSpec, asked: Mapping[str, Any] | None) -> RealRo
             rows.to(PARAMETER_DTYPES[what.precision]) if rows.is_floating_point() else rows
         )
     # Data or code that fails is told where it is read to train.
-    with contextlib.suppress(Exception):
+    try:
         if "uri" in asked and definition.dataset is not None:
             part = definition.dataset(asked["uri"], "train", **what.config)
             collate = definition.collate or torch.utils.data.default_collate
@@ -42,6 +43,8 @@ def real_rows(what: TrainingStepSpec, asked: Mapping[str, Any] | None) -> RealRo
         if definition.example_batch is not None:
             inputs, targets = definition.example_batch(MOST_ROWS)
             return RealRows(targets, inputs)
+    except Exception:  # noqa: BLE001 - the user's code
+        _log.info("no rows to check the loss on", exc_info=True)
     return None
 
 

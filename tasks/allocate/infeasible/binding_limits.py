@@ -71,7 +71,7 @@ def infeasible(
     drift = max((curve.speed_drift for curve in problem.model.estimate.curves), default=0.0)
     if drift > MOST_DRIFT:
         why.sentences.append(
-            f"{busy(drift)}, so this is rough; `trainwright calibrate` measures it"
+            f"{busy(drift)}, so this is rough; after ten minutes a command measures it again"
         )
     confidence = problem.job.objective.confidence
     return Infeasible(

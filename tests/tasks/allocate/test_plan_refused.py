@@ -49,6 +49,17 @@ def test_a_device_without_a_price_is_left_out_of_a_plan_with_a_cost_and_the_plan
     assert (free.searched.devices, free.searched.without_price) == (3, {})
 
 
+def test_what_is_refused_after_a_calibration_on_a_busy_machine_says_so() -> None:
+    late: dict[str, Any] = {"objective": {"minimize": "time", "deadline": "1ms"}}
+    for drift, says in ((0.5, False), (323.2, True)):
+        measured = [curve(cores).model_copy(update={"speed_drift": drift}) for cores in (1.0, 0.5)]
+        with pytest.raises(Infeasible, match="no feasible plan") as raised:
+            plan(TWO, curves=measured, **late)
+        assert (
+            "its speed varied by a factor of 324, so this is rough" in str(raised.value)
+        ) == says
+
+
 def test_too_little_memory_for_the_smallest_batch_with_a_sample_each_names_that_batch() -> None:
     with pytest.raises(Infeasible, match="a global batch of 2 does not fit"):
         plan(TWO, memory=1e8, train={"batch_bounds": [1, 4]}, devices={"min_count": 2})
